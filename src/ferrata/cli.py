@@ -1,0 +1,139 @@
+"""The command `ferrata`: everything that is not a stage of the graph.
+
+Imports are inside the functions, so that `ferrata --help` and a wrong parameter answer in a
+fraction of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ferrata import __version__
+from ferrata.errors import run_main
+
+_EXAMPLES = """examples:
+  ferrata params                     check params.yaml; all errors at once
+  ferrata profile tiny               a small random model: the whole graph in minutes
+  ferrata profile default            back to the real model
+  ferrata chat --arm rl              talk to the trained model; its tool calls are shown
+  ferrata summary                    table of the last evaluation
+
+the graph itself is run by DVC:
+  dvc repro                          run what has changed
+  dvc exp run -S rl.learning_rate=2e-5
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 2 for a mistake in usage or parameters."""
+    args = _parser().parse_args(argv)
+    return run_main(lambda: args.run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ferrata",
+        description="Trains language-model agents with reinforcement learning, as a DVC pipeline.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ferrata {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    params = commands.add_parser("params", help="check params.yaml and show all errors at once")
+    params.set_defaults(run=_params)
+
+    profile = commands.add_parser(
+        "profile",
+        help="write a profile of profiles/ into params.yaml",
+        description="Writes the overrides of profiles/NAME.yaml into params.yaml. Comments and all "
+        "other keys stay; each changed key is printed. An invalid result is not written.",
+        epilog="example: ferrata profile tiny && dvc repro",
+    )
+    profile.add_argument("name", metavar="NAME", help="for example tiny or default")
+    profile.set_defaults(run=_profile)
+
+    chat = commands.add_parser(
+        "chat",
+        help="talk to the model of an arm",
+        description="Plays episodes with your questions; tool calls, results and answers are "
+        "shown as they happen.",
+        epilog='example: ferrata chat --arm sft --question "What is 17 times 23?"',
+    )
+    chat.add_argument("--arm", default="rl", metavar="ARM", help="an arm of params.yaml (rl)")
+    how = chat.add_mutually_exclusive_group()
+    how.add_argument("--greedy", action="store_true", help="always the likeliest token (default)")
+    how.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="sample")
+    chat.add_argument("--question", metavar="TEXT", help="ask this and leave; else interactive")
+    chat.set_defaults(run=_chat)
+
+    summary = commands.add_parser(
+        "summary", help="print the table of the last evaluation: arm, success, interval"
+    )
+    summary.set_defaults(run=_summary)
+
+    readme = commands.add_parser(
+        "readme",
+        help="write the measured numbers into README.md",
+        description="Fills the generated parts of README.md from the committed files in metrics/.",
+    )
+    readme.add_argument(
+        "--check", action="store_true", help="write nothing; fail if README.md is out of date"
+    )
+    readme.set_defaults(run=_readme)
+    return parser
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number >= 0 (0 is greedy)")
+    return value
+
+
+def _params(args: argparse.Namespace) -> int:
+    from ferrata.config.loader import load
+
+    load()
+    print("params.yaml: OK")
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from ferrata.config.profiles import apply_profile
+
+    changes = apply_profile(args.name)
+    for key, old, new in changes:
+        print(f"{key}: {old} -> {new}")
+    print(f"params.yaml: {len(changes)} keys changed" if changes else "params.yaml: nothing to do")
+    return 0
+
+
+def _chat(args: argparse.Namespace) -> None:
+    from ferrata.serving.chat_cli import run
+
+    run(args.arm, args.question, args.temperature)
+
+
+def _summary(args: argparse.Namespace) -> None:
+    from ferrata.config.paths import project_root
+    from ferrata.reporting.summary import print_summary
+
+    print_summary(project_root())
+
+
+def _readme(args: argparse.Namespace) -> None:
+    from ferrata.config.paths import project_root
+    from ferrata.reporting.readme import update
+
+    changed = update(project_root(), check=args.check)
+    print("README.md: written" if changed else "README.md: up to date")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Typed parameters: one small module per section of params.yaml."""

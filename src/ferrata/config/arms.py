@@ -1,0 +1,39 @@
+"""Section `arms`: what evaluate compares, one entry per run of the stage."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from ferrata.config.section import Section, Text
+
+# metrics/summary.json has these beside the arms of a split, so an arm of that name would overwrite
+# them.
+RESERVED = ("sampled", "rl_minus_sft")
+NAME_PATTERN = r"[a-z][a-z0-9_]*"
+
+
+class Arm(Section):
+    """One contestant.
+
+    `shots` (demonstrations in the prompt) is a key of model arms only; it reads as 0 for a
+    demonstrator.
+    """
+
+    policy: Literal["demonstrator", "model"] = Field(description="who acts")
+    model: Text = Field(description="folder of the model, or of the tasks for a demonstrator")
+    shots: int = Field(default=None, ge=0, description="demonstrations in the prompt")  # type: ignore[assignment]
+
+    # One class with a switch instead of a tagged union, so that readers need no case distinction.
+    @field_validator("shots", mode="before")
+    @classmethod
+    def _shots(cls, value: Any, info: ValidationInfo) -> Any:
+        policy = info.data.get("policy")
+        if policy == "model" and value is None:
+            raise ValueError("missing; expected an integer >= 0 (demonstrations in the prompt)")
+        if policy == "demonstrator" and value is not None:
+            raise ValueError(
+                "inactive: a demonstrator reads no demonstrations; remove it or set it to null"
+            )
+        return 0 if value is None else value

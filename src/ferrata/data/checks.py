@@ -1,0 +1,112 @@
+"""Checks that block: graders under attack, leakage between splits, lengths within the context budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ferrata.chat import Assembler
+from ferrata.config.episodes import EpisodesParams
+from ferrata.environments.base import Demonstration, Environment, Reply, Task
+from ferrata.errors import FerrataError
+
+
+def check_fixtures(environment: Environment) -> int:
+    """Play every fixture of the grader and compare the reward with the stated one; returns their number.
+
+    Raises:
+        FerrataError: one scores otherwise: nothing may train on such a grader.
+    """
+    fixtures = environment.fixtures()
+    wrong = []
+    for fixture in fixtures:
+        (agent,) = environment.agents
+        step = environment.start(fixture.task).step(agent, Reply(fixture.content))
+        reward = sum(step.rewards.get(agent, {}).values())
+        if reward != fixture.reward:
+            wrong.append(
+                f"{fixture.name}: got {reward:g}, stated {fixture.reward:g} ({fixture.content[:60]!r})"
+            )
+    if wrong:
+        raise FerrataError(
+            f"grader of {environment.name}",
+            found="; ".join(wrong),
+            expected="the stated rewards",
+            hint="mend the grader or the fixture in src/ferrata/environments",
+        )
+    return len(fixtures)
+
+
+def check_leakage(splits: Mapping[str, Sequence[Task]]) -> None:
+    """No problem (signature) or question of one split may occur in another.
+
+    Raises:
+        FerrataError: naming the first pair of splits and tasks.
+    """
+    for kind in ("signature", "question"):
+        seen: dict[str, Task] = {}
+        for tasks in splits.values():
+            for task in tasks:
+                key = task.signature if kind == "signature" else task.payload["question"]
+                other = seen.setdefault(key, task)
+                if (
+                    kind == "question"
+                    and other.split != task.split
+                    and other.payload != task.payload
+                ):
+                    continue  # the same words about another shop are another problem
+                if other.split != task.split:
+                    raise FerrataError(
+                        f"leakage between {other.split} and {task.split}",
+                        found=f"{other.id} and {task.id} share the {kind} {key!r}",
+                        expected="no problem in two splits",
+                        hint="change the seed in params.yaml, or the environment's split rule",
+                    )
+
+
+def check_prompts(
+    environment: Environment, assembler: Assembler, budgets: EpisodesParams, tasks: Sequence[Task]
+) -> int:
+    """Every prompt leaves room for a full turn within the context; returns the longest prompt in tokens.
+
+    Raises:
+        FerrataError: a task is longer than the context budget.
+    """
+    longest = 0
+    room = budgets.max_context_tokens - budgets.max_turn_tokens
+    for task in tasks:
+        messages = [{"role": "user", "content": task.payload["question"]}]
+        length = len(assembler.prompt(messages, environment.tools(task)))
+        if length > room:
+            raise FerrataError(
+                f"task {task.id}",
+                found=f"a prompt of {length} tokens",
+                expected=f"at most {room} (episodes.max_context_tokens - episodes.max_turn_tokens)",
+                hint="raise episodes.max_context_tokens in params.yaml",
+            )
+        longest = max(longest, length)
+    return longest
+
+
+def check_demonstrations(
+    environment: Environment,
+    assembler: Assembler,
+    budgets: EpisodesParams,
+    demonstrations: Sequence[Demonstration],
+) -> int:
+    """Every demonstration fits into the context and has something to learn; returns the longest in tokens.
+
+    Raises:
+        FerrataError: one is too long (SFT would cut it), or has no assistant token (an all-zero mask).
+    """
+    longest = 0
+    for demonstration in demonstrations:
+        encoded = assembler.encode(demonstration.messages, environment.tools(demonstration.task))
+        if len(encoded.ids) > budgets.max_context_tokens or not any(encoded.mask):
+            raise FerrataError(
+                f"demonstration of {demonstration.task.id}",
+                found=f"{len(encoded.ids)} tokens, {sum(encoded.mask)} of them the assistant's",
+                expected=f"1 to episodes.max_context_tokens = {budgets.max_context_tokens}",
+                hint="raise episodes.max_context_tokens in params.yaml",
+            )
+        longest = max(longest, len(encoded.ids))
+    return longest

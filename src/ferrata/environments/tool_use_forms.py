@@ -1,0 +1,185 @@
+"""The words of tool use: surface forms of each kind of question, (trained on, never trained on), and names."""
+
+FORMS: dict[str, tuple[list[str], list[str]]] = {
+    "product": (
+        [
+            "What is {a} times {b}?",
+            "Multiply {a} by {b}.",
+            "{a} * {b} = ?",
+            "Give the product of {a} and {b}.",
+            "A hall has {a} rows of {b} seats. How many seats are there?",
+        ],
+        [
+            "Each of {a} crates holds {b} apples. How many apples is that?",
+            "Work out {b} lots of {a}.",
+            "A train makes {a} trips with {b} passengers each. How many passengers in all?",
+        ],
+    ),
+    "sum": (
+        [
+            "What is {a} plus {b}?",
+            "Add {b} to {a}.",
+            "{a} + {b} = ?",
+            "Give the sum of {a} and {b}.",
+            "Ana has {a} stamps and gets {b} more. How many has she now?",
+        ],
+        [
+            "Put {a} and {b} together: what do you get?",
+            "A bus drives {a} miles, then another {b}. How far is that in all?",
+            "There were {a} guests and {b} came later. How many guests were there in the end?",
+        ],
+    ),
+    "difference": (
+        [
+            "What is {a} minus {b}?",
+            "Subtract {b} from {a}.",
+            "{a} - {b} = ?",
+            "By how much is {a} larger than {b}?",
+            "Of {a} tickets {b} are sold. How many are left?",
+        ],
+        [
+            "Take {b} away from {a}.",
+            "A book has {a} pages and Tom has read {b}. How many pages remain?",
+            "How far is it from {b} up to {a}?",
+        ],
+    ),
+    "price": (
+        [
+            "What is the price of the {x}?",
+            "How many coins is a {x}?",
+            "How much does the {x} cost?",
+            "Tell me the price of a {x}.",
+        ],
+        ["I want to buy one {x}. What do I pay?", "What does the shop ask for a {x}?"],
+    ),
+    "stock": (
+        [
+            "How many of the {x} are in stock?",
+            "What is the stock of the {x}?",
+            "How many pieces of the {x} does the shop have?",
+            "Tell me the stock of {x}.",
+        ],
+        ["How often could the shop still sell the {x}?", "Count the {x} on the shelf."],
+    ),
+    "convert": (
+        [
+            "How many {v} are {a} {u}?",
+            "Convert {a} {u} to {v}.",
+            "What is {a} {u} in {v}?",
+            "{a} {u} = ? {v}",
+        ],
+        ["Express {a} {u} in {v}.", "I have {a} {u}. How much is that in {v}?"],
+    ),
+    "given": (
+        [
+            "Ana paid {b} coins for the {x}, not {a}. How many coins did Ana pay?",
+            "Last year Tom bought a {x} for {b} coins and a coat for {a}. How much was his {x}?",
+            "My old {x} cost {b} coins and the repair {a}. What did my old {x} cost?",
+        ],
+        [
+            "Eva sold her own {x} for {b} coins after asking {a}. For how many coins did it go?",
+            "The ticket of Ben says {b}, that of Eva says {a}. What does the ticket of Ben say?",
+        ],
+    ),
+    "cost": (
+        [
+            "What do {n} of the {x} cost?",
+            "How many coins are {n} of the {x}?",
+            "I buy {n} of the {x}. What do I pay?",
+            "Tell me the cost of {n} pieces of {x}.",
+        ],
+        [
+            "A school orders the {x} {n} times. How large is the bill?",
+            "How much money leaves my purse for {n} of the {x}?",
+        ],
+    ),
+    "total": (
+        [
+            "How many {v} are {a} {u} and {b} {v} together?",
+            "What is {a} {u} plus {b} {v}, in {v}?",
+            "Add {b} {v} to {a} {u}. Give the result in {v}.",
+            "{a} {u} + {b} {v} = ? {v}",
+        ],
+        [
+            "First {a} {u}, then {b} {v} more: how much is it in {v}?",
+            "Give {a} {u} {b} {v} in {v} only.",
+        ],
+    ),
+    "grams": (
+        [
+            "What does the {x} weigh in g?",
+            "How many g does the {x} weigh?",
+            "Give the weight of the {x} in g.",
+            "Tell me how heavy a {x} is, in g.",
+        ],
+        [
+            "I put one {x} on a scale that shows g. What does it show?",
+            "In g, how heavy is the {x}?",
+        ],
+    ),
+    "basket": (
+        [
+            "What do {n} of the {x} and {m} of the {y} cost together?",
+            "I buy {n} of the {x} and {m} of the {y}. What do I pay?",
+            "How many coins are {n} of the {x} plus {m} of the {y}?",
+            "Tell me the cost of {n} pieces of {x} and {m} pieces of {y}.",
+        ],
+        [
+            "The bill lists the {x} {n} times and the {y} {m} times. What is its total?",
+            "How much money do I need for {n} of the {x} and also {m} of the {y}?",
+        ],
+    ),
+    "sets": (
+        [
+            "A set is one {x} and one {y}. What do {n} sets cost?",
+            "I buy a {x} and a {y} for each of {n} people. What do I pay?",
+            "How many coins are {n} pairs of a {x} with a {y}?",
+            "{n} rooms get one {x} and one {y} each. What is the cost?",
+        ],
+        [
+            "Each of {n} children receives a {x} and a {y}. How large is the bill?",
+            "One {x} goes with one {y}. How much money is needed to have this {n} times?",
+        ],
+    ),
+    "load": (
+        [
+            "What do {n} of the {x} weigh in g?",
+            "How many g do {n} of the {x} weigh?",
+            "Give the weight of {n} pieces of {x} in g.",
+            "I carry {n} of the {x}. How heavy is that in g?",
+        ],
+        [
+            "A parcel holds the {x} {n} times. What does the content weigh, in g?",
+            "In g, how heavy are {n} of the {x}?",
+        ],
+    ),
+    "big_basket": (
+        [
+            "What do {n} of the {x}, {m} of the {y} and {k} of the {z} cost together?",
+            "I buy {n} of the {x}, {m} of the {y} and {k} of the {z}. What do I pay?",
+            "How many coins are {n} of the {x} plus {m} of the {y} plus {k} of the {z}?",
+        ],
+        [
+            "The bill lists the {x} {n} times, the {y} {m} times, the {z} {k} times. What is its total?"
+        ],
+    ),
+    "two_loads": (
+        [
+            "What do {n} of the {x} and {m} of the {y} weigh together in g?",
+            "How many g do {n} of the {x} and {m} of the {y} weigh?",
+            "I carry {n} of the {x} and {m} of the {y}. How heavy is that in g?",
+        ],
+        ["A parcel holds the {x} {n} times and the {y} {m} times. What does it weigh, in g?"],
+    ),
+}
+
+ITEMS = """lamp chair table rope clock mirror basket kettle hammer ladder pillow blanket bucket bottle candle carpet
+camera guitar helmet jacket kite wallet puzzle pencil saddle spoon stove tent towel trumpet umbrella vase violin
+whistle drum broom compass feeder anchor bench""".split()
+
+ITEMS_HELD_OUT = """desk shelf hat boot glove scarf fan plate cup bowl fork drill saw shovel barrel wheel flute harp
+piano radio phone map globe tray sofa curtain racket skate sled canoe brush comb needle ribbon cradle lantern magnet
+marble medal whip""".split()
+
+CITIES = ("Oslo", "Lima", "Cairo", "Perth")
+SKIES = ("sunny", "cloudy", "rain", "snow", "windy")

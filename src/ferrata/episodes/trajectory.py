@@ -1,0 +1,115 @@
+"""The exact record of an episode."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ferrata.environments.base import Message, Task
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Every episode has exactly one."""
+
+    ANSWERED = "answered"  # a message without a call, which the environment graded
+    OUT_OF_TURNS = "out_of_turns"  # episodes.max_turns assistant turns were played
+    OUT_OF_TOKENS = "out_of_tokens"  # a turn or the context reached its limit
+    INVALID_CALLS = "invalid_calls"  # more than episodes.max_invalid_calls calls could not be run
+    TOOL_FAILURE = "tool_failure"  # a tool itself broke more often than that
+    ENDED = "ended"  # the environment ended the episode after a call
+
+
+@dataclass
+class Context:
+    """One unbroken token sequence that an agent saw and wrote.
+
+    ids, mask and logprobs have equal length T. mask is 1 exactly on sampled tokens (the closing token included);
+    logprobs are those of the sampling distribution (temperature applied), and 0 where mask is 0.
+    """
+
+    agent: str
+    ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    prompt_length: int
+
+
+@dataclass
+class Trajectory:
+    """An episode as it happened.
+
+    Attributes:
+        sample: which of several episodes of the same task this is.
+        messages: the conversation in words, system message left out.
+        rewards: named parts, in the order in which they were earned.
+        calls, invalid_calls, failed_calls: tool calls made; could not be run (the model's fault); broke (the tool's).
+        answer: what the grader read as the claimed answer, or None.
+    """
+
+    task: Task
+    sample: int
+    contexts: list[Context] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    rewards: list[dict[str, float]] = field(default_factory=list)
+    stop: StopReason | None = None
+    turns: int = 0
+    calls: int = 0
+    invalid_calls: int = 0
+    failed_calls: int = 0
+    answer: str | None = None
+
+    @property
+    def episode_return(self) -> float:
+        """Undiscounted sum of all reward parts."""
+        return float(sum(sum(parts.values()) for parts in self.rewards))
+
+    @property
+    def success(self) -> bool:
+        """Whether the reward part `answer` was earned in full."""
+        return sum(parts.get("answer", 0.0) for parts in self.rewards) >= 1.0
+
+    @property
+    def tokens(self) -> int:
+        """Number of sampled tokens."""
+        return sum(sum(context.mask) for context in self.contexts)
+
+    def to_row(self) -> dict[str, Any]:
+        """A flat row for Parquet; the columns that evaluation and report read."""
+        context = self.contexts[0] if self.contexts else Context("agent", [], [], [], 0)
+        return {
+            "split": self.task.split,
+            "environment": self.task.environment,
+            "task_id": self.task.id,
+            "band": self.task.band,
+            "form": self.task.form,
+            "sample": self.sample,
+            "success": self.success,
+            "return": self.episode_return,
+            "stop": str(self.stop),
+            "calls": self.calls,
+            "invalid_calls": self.invalid_calls,
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "question": self.task.payload.get("question", ""),
+            "expected": str(self.task.answer),
+            "answer": self.answer,
+            "messages": json.dumps(self.messages, ensure_ascii=False),
+            "token_ids": context.ids,
+            "mask": context.mask,
+            "logprobs": context.logprobs,
+        }
+
+
+def render(messages: list[Message]) -> str:
+    """A conversation as plain text for terminals and reports: one line per turn, calls as the model writes them."""
+    lines = []
+    for message in messages:
+        calls = [call.get("function", call) for call in message.get("tool_calls", ())]
+        text = str(message.get("content") or "")
+        for call in calls:
+            arguments = ", ".join(f"{k}={json.dumps(v)}" for k, v in call["arguments"].items())
+            text += f"[{call['name']}({arguments})]"
+        lines.append(f"{message['role']:>9}  {text.strip() or '(nothing)'}")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""Playing the held-out tasks with one arm."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferrata.data.store import task_set_digest
+from ferrata.environments import get_environment
+from ferrata.environments.base import Demonstration, Environment, Message, Task
+from ferrata.episodes.trajectory import StopReason, Trajectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ferrata.config.evaluate import EvaluateParams
+    from ferrata.config.params import Params
+
+HELD_OUT = ("test", "forms", "ood")
+Played = tuple[str, Trajectory]  # mode (greedy or sampled), episode
+
+
+def schedule(
+    splits: Mapping[str, Sequence[Task]], params: EvaluateParams
+) -> Iterator[tuple[str, list[Task], list[int]]]:
+    """What is played: (mode, tasks, which sample of its task each is), every task greedily and some sampled."""
+    for tasks in splits.values():
+        yield "greedy", list(tasks), [0] * len(tasks)
+        some = tasks[: params.sampled_tasks]
+        numbers = [k for _ in some for k in range(params.samples)]
+        yield "sampled", [task for task in some for _ in range(params.samples)], numbers
+
+
+def few_shot(environment: Environment, tasks: Sequence[Task]) -> list[Message]:
+    """Expert episodes of tasks as messages that open a context."""
+    shown = [environment.demonstrate(task, 1.0, random.Random(task.id)) for task in tasks]
+    return [message for demonstration in shown for message in demonstration.messages]
+
+
+def model_rows(
+    folder: Path,
+    splits: Mapping[str, Sequence[Task]],
+    shots: Sequence[Task],
+    params: Params,
+    label: str,
+) -> list[Played]:
+    """Play with a model folder. Episodes depend on the seed, the task and the sample alone."""
+    from tqdm import tqdm
+
+    from ferrata.chat import Assembler
+    from ferrata.episodes.engine import Engine
+    from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
+    from ferrata.training.models import load_model, load_tokenizer
+
+    chosen = params.evaluate
+    assembler = Assembler(load_tokenizer(folder), params.chat.system)
+    model = load_model(folder, resolve_dtype(chosen.precision))
+    policy = TransformersPolicy(model, assembler.close_id, assembler.pad_id, chosen.batch_size)
+    environment = get_environment(next(iter(splits.values()))[0].environment)
+    engine = Engine(
+        environment, assembler, policy, params.episodes, shots=few_shot(environment, shots)
+    )
+    played: list[Played] = []
+    work = list(schedule(splits, chosen))
+    with tqdm(total=sum(len(tasks) for _, tasks, _ in work), desc=label, unit="episode") as bar:
+        for mode, tasks, samples in work:
+            temperature = chosen.temperature if mode == "sampled" else 0.0
+            for start in range(0, len(tasks), chosen.batch_size):
+                part = slice(start, start + chosen.batch_size)
+                episodes = engine.play(
+                    tasks[part], temperature=temperature, seed=params.seed, samples=samples[part]
+                )
+                played += [(mode, episode) for episode in episodes]
+                bar.update(len(episodes))
+    return played
+
+
+def demonstrator_rows(
+    folder: Path, splits: Mapping[str, Sequence[Task]], params: EvaluateParams, seed: int
+) -> list[Played]:
+    """Play with the demonstrator that made the SFT data. It has no greedy mode: its one draw stands there."""
+    about = json.loads((folder / "demonstrator.json").read_text(encoding="utf-8"))
+    environment = get_environment(about["environment"])
+    played = []
+    for mode, tasks, samples in schedule(splits, params):
+        for task, sample in zip(tasks, samples, strict=True):
+            rng = random.Random(f"{seed}/{task.id}/{mode}/{sample}")
+            played.append(
+                (mode, _as_trajectory(environment.demonstrate(task, about["skill"], rng), sample))
+            )
+    return played
+
+
+def _as_trajectory(shown: Demonstration, sample: int) -> Trajectory:
+    turns = [m for m in shown.messages if m["role"] == "assistant"]
+    return Trajectory(
+        shown.task,
+        sample,
+        messages=shown.messages,
+        rewards=[{"answer": float(shown.success)}],
+        stop=StopReason.ANSWERED,
+        turns=len(turns),
+        calls=sum(len(m.get("tool_calls", ())) for m in turns),
+        invalid_calls=sum(
+            m["role"] == "tool" and str(m["content"]).startswith("error") for m in shown.messages
+        ),
+        answer=str(turns[-1]["content"]).removeprefix("Answer: "),
+    )
+
+
+def to_frame(
+    played: Sequence[Played], arm: str, splits: Mapping[str, Sequence[Task]]
+) -> pd.DataFrame:
+    """One row per episode, with the digest of its split's task set."""
+    import pandas as pd
+
+    digests = {split: task_set_digest(tasks) for split, tasks in splits.items()}
+    rows: list[dict[str, Any]] = [
+        {"arm": arm, "mode": mode, "task_set": digests[episode.task.split], **episode.to_row()}
+        for mode, episode in played
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,121 @@
+"""Keeps the results in README.md equal to the committed metrics.
+
+Two blocks are generated: `results` (tables and sentences, from `metrics/summary.json`) and
+`trajectories` (from `metrics/trajectories.md`), each between `<!-- NAME:begin -->` and
+`<!-- NAME:end -->`. Everything outside them is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ferrata.errors import FerrataError
+from ferrata.reporting.summary import (
+    SPLITS,
+    arms,
+    claim,
+    difference,
+    differences,
+    environments,
+    read_summary,
+    success,
+)
+
+TRAJECTORIES = "metrics/trajectories.md"
+
+
+def update(root: Path, check: bool = False) -> bool:
+    """Writes the generated blocks of README.md; doing so twice changes nothing more.
+
+    Args:
+        root: the project's root, with README.md and metrics/.
+        check: compare only, write nothing.
+
+    Returns:
+        Whether the file changed; with `check` always False.
+
+    Raises:
+        FerrataError: a file is missing, a marker is missing, doubled or in the wrong order; or,
+            with `check`, README.md differs from what the metrics say.
+    """
+    old = _read(root / "README.md", "README.md", "add it, with its markers")
+    trajectories = _read(root / TRAJECTORIES, TRAJECTORIES, "`dvc repro` makes it")
+    new = _replace(old, "results", results(read_summary(root)))
+    new = _replace(new, "trajectories", trajectories)
+    if new == old:
+        return False
+    if check:
+        pairs = zip(old.splitlines(), new.splitlines(), strict=False)
+        was, now = next((pair for pair in pairs if pair[0] != pair[1]), ("(its length)", ""))
+        raise FerrataError(
+            "README.md does not say what metrics/ say",
+            found=was,
+            expected=now,
+            hint="generate its results again and commit README.md",
+        )
+    (root / "README.md").write_text(new, encoding="utf-8", newline="\n")
+    return True
+
+
+def results(summary: Mapping[str, Any]) -> str:
+    """Markdown of a summary: success per arm, differences, and the sentences they support."""
+    parts = ["*Generated from `metrics/summary.json`; a change by hand is found by the checks.*"]
+    for environment, cells in environments(summary).items():
+        level = f"{100 * summary['confidence']:.4g}%"
+        parts.append(
+            f"**{environment}**: greedy success with its {level} interval over tasks; "
+            "the last column samples instead."
+        )
+        rows = []
+        for arm in arms(cells):
+            entries = [cells.get(split, {}).get(arm) for split in SPLITS]
+            entries.append(cells.get("test", {}).get("sampled", {}).get(arm))
+            rows.append([f"`{arm}`", *(success(entry) for entry in entries)])
+        parts.append(_table(["arm", *SPLITS, "test, sampled"], rows))
+        rows, sentences = [], []
+        for key in differences(cells):
+            row = [key.replace("_", " ")]
+            for split in SPLITS:
+                entry = cells.get(split, {}).get(key)
+                row.append(f"{difference(entry)}, {_p(entry['p_value'])}" if entry else "-")
+                if entry:
+                    sentences.append(f"- {claim(key, split, entry)}")
+            rows.append(row)
+        if rows:
+            parts.append("Differences on the same tasks, greedy against greedy, paired:")
+            parts.append(_table(["difference", *SPLITS], rows))
+            parts.append("\n".join(sentences))
+    return "\n\n".join(parts)
+
+
+def _p(value: float) -> str:
+    return "p < 0.0001" if value < 0.0001 else f"p = {value:.4f}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _read(path: Path, name: str, hint: str) -> str:
+    if not path.is_file():
+        raise FerrataError(f"{name} is missing", expected=str(path), hint=hint)
+    return path.read_text(encoding="utf-8")
+
+
+def _replace(text: str, name: str, content: str) -> str:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    for marker in (begin, end):
+        if text.count(marker) != 1:
+            raise FerrataError(
+                f"README.md needs the marker {marker} exactly once",
+                found=f"{text.count(marker)} times",
+                expected=f"{begin} ... {end}",
+                hint="put both where the generated text belongs",
+            )
+    before, _, rest = text.partition(begin)
+    if end not in rest:
+        raise FerrataError(f"README.md has {end} before {begin}", expected=f"{begin} ... {end}")
+    return f"{before}{begin}\n{content.strip()}\n{end}{rest.partition(end)[2]}"

@@ -1,0 +1,61 @@
+"""Log-probabilities where the loss needs them, on processors.
+
+TRL's fused head scores every position where there is no Triton, and accumulates its gradients with float32 products:
+on two CPU cores that is more than half of a training step of SmolLM2-135M. Here the head is applied to the labelled
+positions only. On a GPU TRL's own head stays. This relies on how TRL 1.16 calls the model (`fused_lm_head=True`,
+`FusedCausalLMOutput`); tests compare values and gradients with TRL's.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+
+def score_labels_only(model: Any, temperature: float = 1.0) -> None:
+    """Replace the fused forward that TRL has put on a causal language model, if it runs on a CPU.
+
+    Args:
+        model: a transformers model, or a peft model around one; patched in place.
+        temperature: the logits are divided by it.
+    """
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if plain.device.type != "cpu":
+        return
+    ordinary = plain.forward
+
+    @functools.wraps(type(plain).forward)
+    def forward(
+        self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any
+    ) -> Any:
+        if not fused_lm_head:
+            return ordinary(*args, labels=labels, **kwargs)
+        import torch
+        from trl.trainer.utils import FusedCausalLMOutput
+
+        kwargs["use_cache"] = False
+        hidden_BTH = self.base_model(*args, **kwargs).last_hidden_state[:, :-1]
+        labels_BT = labels[:, 1:]
+        mask_BT = labels_BT != -100
+        logits_NV = self.get_output_embeddings()(hidden_BTH[mask_BT]).float() / temperature
+        targets_N = labels_BT[mask_BT]
+        log_z_N = logits_NV.logsumexp(-1)
+        log_probs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - log_z_N
+        with torch.no_grad():
+            entropy_N = log_z_N - (torch.exp(logits_NV - log_z_N[:, None]) * logits_NV).sum(-1)
+            is_top1_N = logits_NV.argmax(-1) == targets_N
+
+        def spread(values_N: Any) -> Any:
+            return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)
+
+        log_probs_BT = spread(log_probs_N)
+        return FusedCausalLMOutput(
+            loss=-log_probs_BT.sum() / mask_BT.sum().clamp(min=1),
+            log_probs=log_probs_BT,
+            entropy=spread(entropy_N),
+            is_top1=spread(is_top1_N),
+            label_mask=mask_BT,
+        )
+
+    plain.forward = types.MethodType(forward, plain)

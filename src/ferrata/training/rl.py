@@ -1,0 +1,251 @@
+"""Reinforcement learning by acting: TRL's GRPOTrainer, with the episode engine as its `rollout_func`.
+
+What is experimental in TRL (`rollout_func`, the `env_mask` field) is used in this file alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferrata.chat import Assembler
+from ferrata.environments.base import Environment, Task
+from ferrata.episodes.engine import Engine
+from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
+from ferrata.episodes.trajectory import StopReason, Trajectory
+from ferrata.training.head import score_labels_only
+from ferrata.training.models import Best, load_model, load_tokenizer, lora_config, merged_state
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+    from ferrata.config.episodes import EpisodesParams
+    from ferrata.config.rl import RlParams
+
+VALIDATION_BATCH = 64  # contexts played together when the validation tasks are played
+
+
+def rl_config(params: RlParams, *, seed: int, max_completion: int, scratch: Path) -> GRPOConfig:
+    """TRL's configuration. Every key of the section `rl` arrives here, in the adapter, or in the callback (tested).
+
+    One generation serves `updates_per_batch` optimizer steps over all its episodes, so with 1 the update is on-policy.
+
+    Args:
+        max_completion: tokens; the engine keeps to its own budgets, TRL uses it as the constant of `dr_grpo`.
+    """
+    import torch
+    from trl import GRPOConfig
+
+    episodes = params.tasks_per_step * params.group_size
+    return GRPOConfig(
+        output_dir=str(scratch),
+        max_steps=params.steps,
+        per_device_train_batch_size=params.micro_batch_size,
+        gradient_accumulation_steps=episodes // params.micro_batch_size,
+        num_generations=params.group_size,
+        num_iterations=params.updates_per_batch,
+        max_completion_length=max_completion,
+        learning_rate=params.learning_rate,
+        warmup_steps=params.warmup_steps,
+        lr_scheduler_type=params.lr_scheduler,
+        weight_decay=params.weight_decay,
+        max_grad_norm=params.max_grad_norm,
+        temperature=params.temperature,
+        loss_type=params.loss_type,
+        scale_rewards=params.scale_rewards,
+        epsilon=params.epsilon,
+        epsilon_high=params.epsilon_high,
+        beta=params.beta,
+        bf16=resolve_dtype(params.precision) == torch.bfloat16,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        logging_steps=1,
+        report_to="none",
+        seed=seed,
+        data_seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+    )
+
+
+def episode_return(prompts: list[str], returns: list[float], **_: Any) -> list[float]:
+    """TRL's reward function: the return that the environment gave, carried through by the rollout."""
+    return returns
+
+
+class Rollout:
+    """Plays the tasks that TRL asks for. TRL passes prompts only, so a prompt is a task's id.
+
+    The weights are played from a copy in the rollout's dtype (merged, where adapters are trained), refreshed whenever
+    the optimizer has moved them.
+
+    Args:
+        engine_of: makes an engine around a policy.
+        tasks: by id.
+        policy: holds the copy.
+        budget: largest number of steps, part of the random key.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        engine: Engine,
+        policy: TransformersPolicy,
+        temperature: float,
+        seed: int,
+    ) -> None:
+        self._tasks = {task.id: task for task in tasks}
+        self._engine = engine
+        self._policy = policy
+        self._temperature = temperature
+        self._seed = seed
+        self._synced: int | None = None
+
+    def sync(self, model: Any, step: int) -> None:
+        """Copy the weights that are being trained into the policy, once per optimizer step."""
+        if self._synced == step:
+            return
+        state = merged_state(model)
+        own = self._policy.model.state_dict()
+        missing = own.keys() - state.keys()
+        if missing:
+            raise RuntimeError(
+                f"weights that the trained model does not have: {sorted(missing)[:3]}"
+            )
+        for name, value in own.items():
+            value.copy_(state[name])
+        self._synced = step
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        """TRL's `rollout_func`: prompts come repeated `num_generations` times in group order."""
+        step = trainer.state.global_step
+        self.sync(trainer.accelerator.unwrap_model(trainer.model), step)
+        seen: Counter[str] = Counter()
+        samples = []
+        for task_id in prompts:
+            samples.append(seen[task_id])
+            seen[task_id] += 1
+        played = self._engine.play(
+            [self._tasks[task_id] for task_id in prompts],
+            temperature=self._temperature,
+            seed=self._seed,
+            step=step,
+            samples=samples,
+        )
+        for name, value in behaviour(played).items():
+            trainer._metrics["train"][f"episodes/{name}"].append(value)
+        return to_trl(played)
+
+
+def to_trl(played: Sequence[Trajectory]) -> dict[str, list[Any]]:
+    """Trajectories in TRL's terms: what comes behind the prompt is the completion, `env_mask` is 1 on sampled tokens."""
+    contexts = [trajectory.contexts[0] for trajectory in played]
+    return {
+        "prompt_ids": [c.ids[: c.prompt_length] for c in contexts],
+        "completion_ids": [c.ids[c.prompt_length :] for c in contexts],
+        "logprobs": [c.logprobs[c.prompt_length :] for c in contexts],
+        "env_mask": [c.mask[c.prompt_length :] for c in contexts],
+        "returns": [trajectory.episode_return for trajectory in played],
+    }
+
+
+def behaviour(played: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over episodes, and the share of each stop reason."""
+    n = len(played)
+    stops = Counter(trajectory.stop for trajectory in played)
+    return {
+        "success": sum(t.success for t in played) / n,
+        "calls": sum(t.calls for t in played) / n,
+        "invalid_calls": sum(t.invalid_calls for t in played) / n,
+        "failed_calls": sum(t.failed_calls for t in played) / n,
+        "turns": sum(t.turns for t in played) / n,
+        "tokens": sum(t.tokens for t in played) / n,
+        **{f"stop/{reason}": stops[reason] / n for reason in StopReason},
+    }
+
+
+def train_rl(
+    start: Path,
+    target: Path,
+    environment: Environment,
+    train: Sequence[Task],
+    validation: Sequence[Task],
+    params: RlParams,
+    budgets: EpisodesParams,
+    *,
+    system: str,
+    seed: int,
+    scratch: Path,
+    callbacks: Sequence[Any] = (),
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Train the model of `start` and leave the weights that solved most validation tasks (greedily) in `target`.
+
+    The starting weights are a candidate too: training that only harms leaves them.
+
+    Returns:
+        The Trainer's log history (validation_success at its steps), behind: steps, best_step, validation_success (best), validation_success_start, episodes, trained_parameters.
+    """
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    tokenizer = load_tokenizer(start)
+    assembler = Assembler(tokenizer, system)
+    copy = load_model(start, resolve_dtype(params.precision))
+    size = max(params.tasks_per_step * params.group_size, VALIDATION_BATCH)
+    policy = TransformersPolicy(copy, assembler.close_id, assembler.pad_id, size)
+    engine = Engine(environment, assembler, policy, budgets)
+    rollout = Rollout(train, engine, policy, params.temperature, seed)
+    best = Best(scratch / "best")
+    trainer = GRPOTrainer(
+        model=load_model(start, torch.float32),
+        reward_funcs=[episode_return],
+        args=rl_config(
+            params, seed=seed, max_completion=budgets.max_context_tokens, scratch=scratch
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [task.id for task in train]}),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        peft_config=lora_config(params.lora),
+        callbacks=list(callbacks),
+    )
+
+    score_labels_only(trainer.model, params.temperature)
+    if trainer.ref_model is not None:
+        score_labels_only(trainer.ref_model, params.temperature)
+
+    def validate(step: int) -> float:
+        rollout.sync(trainer.accelerator.unwrap_model(trainer.model), step)
+        played = engine.play(validation, temperature=0.0, seed=seed)
+        success = sum(t.success for t in played) / len(played)
+        best.offer(success, step, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
+        trainer.log({"validation_success": success})
+        return success
+
+    class Validate(TrainerCallback):
+        """Plays the validation tasks every `eval_every` steps, and after the last."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step % params.eval_every == 0 or state.global_step == params.steps:
+                validate(state.global_step)
+
+    trainer.add_callback(Validate())
+    first = validate(0)
+    trainer.train()
+    history = [{"step": 0, "validation_success": first}, *trainer.state.log_history]
+    best.publish(target)
+    assert best.score is not None
+    steps = trainer.state.global_step
+    metrics = {
+        "steps": steps,
+        "best_step": best.step,
+        "validation_success": best.score,
+        "validation_success_start": first,
+        "episodes": steps * params.tasks_per_step * params.group_size // params.updates_per_batch,
+        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+    }
+    return metrics, history

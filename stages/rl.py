@@ -1,0 +1,52 @@
+"""Stage rl: reinforcement learning of the sft model by acting in the environment."""
+
+from __future__ import annotations
+
+import sys
+
+from ferrata.config.env import check_interpreter, check_versions
+from ferrata.config.loader import load, project_root
+from ferrata.config.paths import params_folder
+from ferrata.data.store import read_tasks
+from ferrata.environments import get_environment
+from ferrata.errors import run_main
+from ferrata.tracking.callback import RunCallback
+from ferrata.tracking.runs import stage_run
+from ferrata.training import curves
+from ferrata.training.rl import train_rl
+
+
+def main() -> None:
+    check_interpreter()
+    check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
+    params, folder = load(), params_folder()
+    tasks = folder / "data" / "tasks"
+    settings = {
+        "seed": params.seed,
+        "rl": params.rl.model_dump(),
+        "episodes": params.episodes.model_dump(),
+    }
+    with stage_run("rl", settings, root=project_root()) as run:
+        metrics, history = train_rl(
+            folder / "models" / "sft",
+            folder / "models" / "rl",
+            get_environment(params.prepare.environment),
+            read_tasks(tasks, "train"),
+            read_tasks(tasks, "validation"),
+            params.rl,
+            params.episodes,
+            system=params.chat.system,
+            seed=params.seed,
+            scratch=project_root() / ".checkpoints" / "rl",
+            callbacks=[RunCallback(run)],
+        )
+        curves.write(folder / "metrics", "rl", metrics, history)
+        run.metrics(metrics)
+    print(
+        f"rl: validation success {metrics['validation_success_start']:.1%} -> "
+        f"{metrics['validation_success']:.1%} (step {metrics['best_step']:.0f})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,51 @@
+"""Stage sft: supervised fine-tuning of the base model on the demonstrations."""
+
+from __future__ import annotations
+
+import sys
+
+from ferrata.chat import Assembler
+from ferrata.config.env import check_interpreter, check_versions
+from ferrata.config.loader import load, project_root
+from ferrata.config.paths import params_folder
+from ferrata.data.store import read_demonstrations
+from ferrata.environments import get_environment
+from ferrata.errors import run_main
+from ferrata.tracking.callback import RunCallback
+from ferrata.tracking.runs import stage_run
+from ferrata.training import curves
+from ferrata.training.models import load_tokenizer
+from ferrata.training.sft import train_sft
+
+
+def main() -> None:
+    check_interpreter()
+    check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
+    params, folder = load(), params_folder()
+    base = folder / "models" / "base"
+    data = folder / "data" / "demonstrations"
+    with stage_run(
+        "sft", {"seed": params.seed, "sft": params.sft.model_dump()}, root=project_root()
+    ) as run:
+        metrics, history = train_sft(
+            base,
+            folder / "models" / "sft",
+            get_environment(params.prepare.environment),
+            Assembler(load_tokenizer(base), params.chat.system),
+            read_demonstrations(data / "sft.jsonl"),
+            read_demonstrations(data / "validation.jsonl"),
+            params.sft,
+            seed=params.seed,
+            max_length=params.episodes.max_context_tokens,
+            scratch=project_root() / ".checkpoints" / "sft",
+            callbacks=[RunCallback(run)],
+        )
+        curves.write(folder / "metrics", "sft", metrics, history)
+        run.metrics(metrics)
+    print(
+        f"sft: validation loss {metrics['validation_loss']:.4f} at step {metrics['best_step']:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,111 @@
+"""README.md says what the metrics say, and nothing else changes in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ferrata.errors import FerrataError
+from ferrata.reporting.readme import results, update
+from ferrata.reporting.summary import trajectories_text
+
+README = """# Ferrata
+
+Before.
+
+<!-- results:begin -->
+old
+<!-- results:end -->
+
+Between.
+
+<!-- trajectories:begin --><!-- trajectories:end -->
+After.
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, summary: dict[str, Any], frames: dict[str, pd.DataFrame]) -> Path:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "metrics" / "trajectories.md").write_text(trajectories_text(frames))
+    (tmp_path / "README.md").write_text(README)
+    return tmp_path
+
+
+def test_update_replaces_the_blocks_alone_and_is_idempotent(root: Path) -> None:
+    assert update(root) is True
+    once = (root / "README.md").read_bytes()
+    text = once.decode()
+    assert text.startswith("# Ferrata\n\nBefore.\n\n<!-- results:begin -->\n")
+    assert (
+        "<!-- results:end -->\n\nBetween.\n\n<!-- trajectories:begin -->\nTask `test-012`" in text
+    )
+    assert text.endswith("<!-- trajectories:end -->\nAfter.\n")
+    assert "old" not in text
+    assert update(root) is False
+    assert update(root, check=True) is False
+    assert (root / "README.md").read_bytes() == once
+
+
+def test_check_fails_on_a_changed_number_and_writes_nothing(root: Path) -> None:
+    update(root)
+    path = root / "README.md"
+    path.write_text(path.read_text().replace("| `rl` | 0.90", "| `rl` | 0.99"))
+    before = path.read_bytes()
+    with pytest.raises(FerrataError, match="does not say what metrics/ say") as error:
+        update(root, check=True)
+    assert "0.99" in str(error.value)
+    assert path.read_bytes() == before
+
+
+def test_check_fails_when_the_metrics_move_on(root: Path, summary: dict[str, Any]) -> None:
+    update(root)
+    summary["tool_use"]["test"]["rl"]["success"] = 0.5
+    (root / "metrics" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(FerrataError, match="does not say"):
+        update(root, check=True)
+
+
+@pytest.mark.parametrize("name", ["results", "trajectories"])
+@pytest.mark.parametrize("side", ["begin", "end"])
+def test_a_missing_or_doubled_marker_is_named(root: Path, name: str, side: str) -> None:
+    marker = f"<!-- {name}:{side} -->"
+    for text in (README.replace(marker, ""), README + marker):
+        (root / "README.md").write_text(text)
+        with pytest.raises(FerrataError, match=marker):
+            update(root)
+        assert (root / "README.md").read_text() == text
+
+
+def test_markers_in_the_wrong_order(root: Path) -> None:
+    begin, end = "<!-- results:begin -->", "<!-- results:end -->"
+    swapped = README.replace(begin, "X").replace(end, begin).replace("X", end)
+    (root / "README.md").write_text(swapped)
+    with pytest.raises(FerrataError, match="before"):
+        update(root)
+
+
+@pytest.mark.parametrize("name", ["README.md", "metrics/summary.json", "metrics/trajectories.md"])
+def test_a_missing_file_is_named(root: Path, name: str) -> None:
+    (root / name).unlink()
+    with pytest.raises(FerrataError, match=f"{name} is missing"):
+        update(root)
+
+
+def test_results(summary: dict[str, Any]) -> None:
+    text = results(summary)
+    assert "| arm | test | forms | ood | test, sampled |\n| --- | ---: |" in text
+    assert "| `rl` | 0.90 [0.77, 0.96] | 0.90 [0.77, 0.96] |" in text
+    assert "its 95% interval over tasks" in text
+    assert "| rl minus sft | +0.60 [" in text
+    assert "p < 0.0001" in text
+    assert "- RL improves on SFT on the test tasks: the interval excludes 0." in text
+    summary["tool_use"]["ood"]["rl_minus_sft"] |= {"diff": 0.01, "low": -0.1, "high": 0.1}
+    text = results(summary)
+    assert "RL improves on SFT on the harder, out-of-distribution tasks" not in text
+    assert "out-of-distribution tasks: the interval includes 0." in text
