@@ -7,6 +7,7 @@ metrics/behaviour.json, metrics/plots/{success,bands}.csv and metrics/trajectori
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ def main() -> None:
         "confidence": params.report.confidence,
         "seed": params.seed,
     }
+    for folder in sorted((root / "evaluations").glob("*")):
+        if folder.name not in params.arms:  # a removed arm leaves nothing behind
+            print(f"removing {folder.relative_to(root)}: not an arm of params.yaml")
+            shutil.rmtree(folder)
     with stage_run("report", settings, root=project_root()) as run:
         frames = {arm: episodes(root, arm) for arm in params.arms}
         summary = rounded(summarise(frames, **settings))

@@ -59,7 +59,7 @@ def _counts(rng: random.Random) -> Params:
 
 def _conversion(rng: random.Random) -> Params:
     unit, to = rng.choice(CONVERSIONS).split()
-    return {"a": rng.randint(2, 99), "b": rng.randint(5, 400), "u": unit, "v": to}
+    return {"a": rng.randint(2, 99), "u": unit, "v": to}
 
 
 def _look(item: str, field: str) -> Call:
@@ -104,13 +104,9 @@ KINDS: dict[str, Kind] = {
     "convert": Kind(1, (_convert_question(),), draw=_conversion, unit="v"),
     "given": Kind(1, (), items=1, draw=_numbers, unit="coins"),
     "cost": Kind(2, (_look("x", "price"), _sum("{n}*{0}")), 1, _counts, "coins"),
-    "total": Kind(2, (_convert_question(), _sum("{0}+{b}")), draw=_conversion, unit="v"),
     "grams": Kind(2, (_look("x", "weight"), _grams()), 1, unit="g"),
     "basket": Kind(
         3, (_look("x", "price"), _look("y", "price"), _sum("{n}*{0}+{m}*{1}")), 2, _counts, "coins"
-    ),
-    "sets": Kind(
-        3, (_look("x", "price"), _look("y", "price"), _sum("{n}*({0}+{1})")), 2, _counts, "coins"
     ),
     "load": Kind(3, (_look("x", "weight"), _sum("{n}*{0}"), _grams()), 1, _counts, "g"),
     "big_basket": Kind(

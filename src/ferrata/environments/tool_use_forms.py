@@ -93,18 +93,6 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
             "How much money leaves my purse for {n} of the {x}?",
         ],
     ),
-    "total": (
-        [
-            "How many {v} are {a} {u} and {b} {v} together?",
-            "What is {a} {u} plus {b} {v}, in {v}?",
-            "Add {b} {v} to {a} {u}. Give the result in {v}.",
-            "{a} {u} + {b} {v} = ? {v}",
-        ],
-        [
-            "First {a} {u}, then {b} {v} more: how much is it in {v}?",
-            "Give {a} {u} {b} {v} in {v} only.",
-        ],
-    ),
     "grams": (
         [
             "What does the {x} weigh in g?",
@@ -127,18 +115,6 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
         [
             "The bill lists the {x} {n} times and the {y} {m} times. What is its total?",
             "How much money do I need for {n} of the {x} and also {m} of the {y}?",
-        ],
-    ),
-    "sets": (
-        [
-            "A set is one {x} and one {y}. What do {n} sets cost?",
-            "I buy a {x} and a {y} for each of {n} people. What do I pay?",
-            "How many coins are {n} pairs of a {x} with a {y}?",
-            "{n} rooms get one {x} and one {y} each. What is the cost?",
-        ],
-        [
-            "Each of {n} children receives a {x} and a {y}. How large is the bill?",
-            "One {x} goes with one {y}. How much money is needed to have this {n} times?",
         ],
     ),
     "load": (

@@ -65,7 +65,6 @@ def sft_config(
         seed=seed,
         data_seed=seed,
         use_cpu=not torch.cuda.is_available(),
-        train_sampling_strategy="group_by_length",
         dataset_num_proc=None,
     )
 
