@@ -42,7 +42,7 @@ lint: env
 ui: env
 	mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --backend-store-uri sqlite:///$(ROOT)/mlflow.db
 
-lock: env
+lock:
 	@{ echo "# Written by 'make lock' from requirements.in. torch comes first: its exact version keeps pip from fetching others."; \
 	  python -m pip freeze --all --exclude-editable --exclude ferrata --exclude pip | sed 's/+cpu$$//' | grep -i '^torch=='; \
 	  python -m pip freeze --all --exclude-editable --exclude ferrata --exclude pip | sed 's/+cpu$$//' | grep -iv '^torch=='; } > requirements.lock

@@ -1,4 +1,5 @@
-"""Stage evaluate, once per arm: play the held-out tasks, greedily and sampled, and store every trajectory."""
+"""Stage evaluate, once per arm: play the held-out tasks, greedily and sampled, and store every
+trajectory."""
 
 from __future__ import annotations
 

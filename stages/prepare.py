@@ -44,29 +44,25 @@ def main() -> None:
             )
             run.dataset(split, store.task_set_digest(tasks), len(tasks))
         target = folder / "data" / "demonstrations"
-        for split, rows in shown.items():
-            store.write_demonstrations(target / f"{split}.jsonl", rows)
+        for name, rows in shown.items():
+            store.write_demonstrations(target / f"{name}.jsonl", rows)
         demonstrator = {"environment": environment.name, "skill": chosen.skill}
         (target / "demonstrator.json").write_text(json.dumps(demonstrator) + "\n", encoding="utf-8")
-        bands = {d.task.band for d in shown["sft"]}
+        right = generate.success_by_band(shown["sft"])
         metrics = {
             "tasks": {split: len(tasks) for split, tasks in splits.items()},
             "fixtures": fixtures,
             "longest_prompt_tokens": longest_prompt,
             "longest_demonstration_tokens": longest_row,
-            "demonstrations_right": {
-                f"band_{b}": generate.success_rate([d for d in shown["sft"] if d.task.band == b])
-                for b in sorted(bands)
-            }
-            | {"all": generate.success_rate(shown["sft"])},
+            "demonstrations_right": right,
         }
         path = folder / "metrics" / "prepare.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        run.metrics({"demonstrations_right": metrics["demonstrations_right"]["all"]})
+        run.metrics({f"demonstrations_right/{key}": value for key, value in right.items()})
     print(
         f"{len(every)} tasks, no problem in two splits; {fixtures} attacks on the grader held off; "
-        f"{len(shown['sft'])} demonstrations, {metrics['demonstrations_right']['all']:.0%} of them right"
+        f"{len(shown['sft'])} demonstrations, {right['all']:.0%} of them right"
     )
 
 

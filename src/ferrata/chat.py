@@ -1,8 +1,9 @@
 """From messages to tokens and back: the one assembler that SFT, RL, evaluation and chat use.
 
-The text is cut at the borders of assistant turns, and every piece is tokenised by itself. So the ids of an episode that
-was played (sampled ids, with the environment's pieces between them) and the ids of the same conversation written down
-for SFT are equal by construction, and the mask is exactly the sampled pieces, closing token included.
+The text is cut at the borders of assistant turns, and every piece is tokenised by itself. So the
+ids of an episode that was played (sampled ids, with the environment's pieces between them) and the
+ids of the same conversation written down for SFT are equal by construction, and the mask is exactly
+the sampled pieces, closing token included.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
-# Tools are shown as short signatures: JSON schemas would cost 180 tokens a prompt. A call is a Python call list,
-# which takes 13 tokens where a JSON call takes 32, and which transformers and vLLM ("pythonic") can parse.
+# Tools are shown as short signatures: JSON schemas would cost 180 tokens a prompt. A call is a
+# Python call list, which takes 13 tokens where a JSON call takes 32, and which transformers and
+# vLLM ("pythonic") can parse.
 TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.role == 'system' or (loop.first and tools) -%}"
@@ -30,7 +32,8 @@ TEMPLATE = (
     "{{ '\nTools, as [name(key=value)]:' }}"
     "{%- for tool in tools -%}"
     "{%- set f = tool.function -%}"
-    "{{ '\n' + f.name + '(' + (f.parameters.properties.keys() | join(', ')) + '): ' + f.description }}"
+    "{{ '\n' + f.name + '(' + (f.parameters.properties.keys() | join(', ')) + '): ' }}"
+    "{{ f.description }}"
     "{%- endfor -%}{%- endif -%}"
     "{{ '<|im_end|>\n' }}"
     "{%- endif -%}"
@@ -77,11 +80,13 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, template: str) -> PreT
     """Give a tokenizer the chat template, and a padding token that differs from the closing token.
 
     Args:
-        template: `ferrata` installs the compact template; `model` keeps the tokenizer's own one, which must have been
-            made for tool calls. Where TRL knows a prefix-preserving variant of it, that one is installed.
+        template: `ferrata` installs the compact template; `model` keeps the tokenizer's own one,
+            which must have been made for tool calls. Where TRL knows a prefix-preserving variant of
+            it, that one is installed.
 
     Raises:
-        FerrataError: special tokens are missing, or the model's own template cannot be used for training.
+        FerrataError: special tokens are missing, or the model's own template cannot be used for
+            training.
     """
     if template == "ferrata":
         vocabulary = tokenizer.get_vocab()
@@ -144,10 +149,10 @@ class Assembler:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, system: str) -> None:
         self.tokenizer = tokenizer
         self.system = system
-        self.close_id: int = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
-        self.pad_id: int = tokenizer.convert_tokens_to_ids(tokenizer.pad_token)
+        self.close_id = int(tokenizer.eos_token_id)
+        self.pad_id = int(tokenizer.pad_token_id)
         self._close: str = tokenizer.eos_token
-        self._control = {i for i in tokenizer.all_special_ids} | {self.pad_id}
+        self._control = {*tokenizer.all_special_ids, self.pad_id}
         self._tokens = lru_cache(maxsize=50_000)(self._tokenize)
         self._opening = self._render([{"role": "user", "content": "x"}], (), True).rpartition("x")[
             2
@@ -157,12 +162,13 @@ class Assembler:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], opened: bool) -> str:
-        return self.tokenizer.apply_chat_template(
+        text: Any = self.tokenizer.apply_chat_template(
             [_standard(m) for m in messages],
             tools=[tool.schema() for tool in tools] or None,
             add_generation_prompt=opened,
             tokenize=False,
         )
+        return str(text)
 
     def _context(self, messages: Sequence[Message]) -> list[Message]:
         if messages and messages[0]["role"] == "system":
@@ -173,7 +179,8 @@ class Assembler:
         """The rendered conversation cut into (text, written by the assistant?) pieces.
 
         Raises:
-            FerrataError: the template rewrites earlier text when a message follows (it is not prefix-preserving).
+            FerrataError: the template rewrites earlier text when a message follows (it is not
+                prefix-preserving).
         """
         messages = self._context(messages)
         pieces: list[tuple[str, bool]] = []
@@ -187,7 +194,7 @@ class Assembler:
             if not before.startswith(done) or not after.startswith(before) or not closed:
                 raise FerrataError(
                     "chat template",
-                    found=f"a template that changes earlier text at message {index} ({message['role']})",
+                    found=f"a template that changes the text before message {index}",
                     expected="a prefix-preserving template",
                     hint="set chat.template to 'ferrata' in params.yaml",
                 )
@@ -198,7 +205,8 @@ class Assembler:
         return pieces
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Encoded:
-        """A whole conversation; ends with the closing token of its last assistant turn, or with an opened turn."""
+        """A whole conversation; ends with the closing token of its last assistant turn, or with an
+        opened turn."""
         ids: list[int] = []
         mask: list[int] = []
         for text, sampled in self.pieces(messages, tools):
@@ -208,11 +216,13 @@ class Assembler:
         return Encoded(ids, mask)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The ids of a context up to an opened assistant turn. The last message is not the assistant's."""
+        """The ids of a context up to an opened assistant turn. The last message is not the
+        assistant's."""
         return self.encode(messages, tools).ids
 
     def extension(self, messages: Sequence[Message]) -> list[int]:
-        """What the environment writes behind the closing token of an assistant turn, up to the next opened turn.
+        """What the environment writes behind the closing token of an assistant turn, up to the next
+        opened turn.
 
         It depends on the new messages alone, so it is rendered behind a fixed turn.
         """
@@ -224,10 +234,11 @@ class Assembler:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def parse(self, turn_ids: Sequence[int]) -> Reply:
-        """Read one sampled turn. Never raises: what cannot be read becomes a Reply with `error` set."""
+        """Read one sampled turn. Never raises: what cannot be read becomes a Reply with `error`
+        set."""
         from transformers.utils.chat_parsing import parse_response
 
         body = list(turn_ids[:-1]) if turn_ids and turn_ids[-1] == self.close_id else list(turn_ids)

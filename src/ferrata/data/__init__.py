@@ -1,1 +1,2 @@
-"""Tasks and demonstrations as files, and the checks that they pass before anything trains on them."""
+"""Tasks and demonstrations as files, and the checks that they pass before anything trains on
+them."""

@@ -1,4 +1,5 @@
-"""Checks that block: graders under attack, leakage between splits, lengths within the context budget."""
+"""Checks that block: graders under attack, leakage between splits, lengths within the context
+budget."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from ferrata.chat import Assembler
 from ferrata.config.episodes import EpisodesParams
-from ferrata.environments.base import Demonstration, Environment, Reply, Task
+from ferrata.environments.base import Demonstration, Environment, Reply, Split, Task
 from ferrata.errors import FerrataError
 
 
 def check_fixtures(environment: Environment) -> int:
-    """Play every fixture of the grader and compare the reward with the stated one; returns their number.
+    """Play every fixture of the grader and compare the reward with the stated one; returns their
+    number.
 
     Raises:
         FerrataError: one scores otherwise: nothing may train on such a grader.
@@ -24,7 +26,7 @@ def check_fixtures(environment: Environment) -> int:
         reward = sum(step.rewards.get(agent, {}).values())
         if reward != fixture.reward:
             wrong.append(
-                f"{fixture.name}: got {reward:g}, stated {fixture.reward:g} ({fixture.content[:60]!r})"
+                f"{fixture.name} ({fixture.content[:60]!r}): {reward:g}, not {fixture.reward:g}"
             )
     if wrong:
         raise FerrataError(
@@ -36,7 +38,7 @@ def check_fixtures(environment: Environment) -> int:
     return len(fixtures)
 
 
-def check_leakage(splits: Mapping[str, Sequence[Task]]) -> None:
+def check_leakage(splits: Mapping[Split, list[Task]]) -> None:
     """No problem (signature) or question of one split may occur in another.
 
     Raises:
@@ -66,7 +68,8 @@ def check_leakage(splits: Mapping[str, Sequence[Task]]) -> None:
 def check_prompts(
     environment: Environment, assembler: Assembler, budgets: EpisodesParams, tasks: Sequence[Task]
 ) -> int:
-    """Every prompt leaves room for a full turn within the context; returns the longest prompt in tokens.
+    """Every prompt leaves room for a full turn within the context; returns the longest prompt in
+    tokens.
 
     Raises:
         FerrataError: a task is longer than the context budget.
@@ -93,10 +96,12 @@ def check_demonstrations(
     budgets: EpisodesParams,
     demonstrations: Sequence[Demonstration],
 ) -> int:
-    """Every demonstration fits into the context and has something to learn; returns the longest in tokens.
+    """Every demonstration fits into the context and has something to learn; returns the longest in
+    tokens.
 
     Raises:
-        FerrataError: one is too long (SFT would cut it), or has no assistant token (an all-zero mask).
+        FerrataError: one is too long (SFT would cut it), or has no assistant token (an all-zero
+            mask).
     """
     longest = 0
     for demonstration in demonstrations:

@@ -44,6 +44,10 @@ def demonstrate(
     ]
 
 
-def success_rate(demonstrations: Sequence[Demonstration]) -> float:
-    """Share of demonstrations whose answer is right, to 4 digits."""
-    return round(sum(d.success for d in demonstrations) / len(demonstrations), 4)
+def success_by_band(demonstrations: Sequence[Demonstration]) -> dict[str, float]:
+    """Share of demonstrations whose answer is right, per band and of all, to 4 digits."""
+    groups: dict[str, list[bool]] = {}
+    for demonstration in sorted(demonstrations, key=lambda d: d.task.band):
+        groups.setdefault(f"band_{demonstration.task.band}", []).append(demonstration.success)
+    groups["all"] = [d.success for d in demonstrations]
+    return {name: round(sum(values) / len(values), 4) for name, values in groups.items()}

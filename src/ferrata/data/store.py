@@ -79,7 +79,8 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
 
 
 def task_set_digest(tasks: Sequence[Task]) -> str:
-    """Identifies a set of tasks by content: arms may be compared only where it is equal. 16 hex digits."""
+    """Identifies a set of tasks by content: arms may be compared only where it is equal. 16 hex
+    digits."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(json.dumps(task.to_row(), sort_keys=True, ensure_ascii=False).encode())

@@ -1,8 +1,8 @@
 """What an environment is: tasks, tools, demonstrations and rewards of one capability.
 
-An environment is a *family* of tasks; `Environment.start(task)` gives the `World` of one episode, which holds
-its state. The episode engine talks to worlds only, so that reinforcement learning, evaluation and chat cannot
-disagree about what a call does or what an answer is worth.
+An environment is a *family* of tasks; `Environment.start(task)` gives the `World` of one episode,
+which holds its state. The episode engine talks to worlds only, so that reinforcement learning,
+evaluation and chat cannot disagree about what a call does or what an answer is worth.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 Message = dict[str, Any]
-"""A chat message as OpenAI and transformers write it: role, content, tool_calls for an assistant that calls."""
+"""A chat message as OpenAI and transformers write it: role, content, tool_calls for an assistant
+that calls."""
 
 Split = Literal["sft", "train", "validation", "test", "forms", "ood"]
 SPLITS: tuple[Split, ...] = ("sft", "train", "validation", "test", "forms", "ood")
@@ -30,7 +31,8 @@ class Task:
         id: unique over all splits.
         band: difficulty, 1 and up; 4 is harder than anything trained on.
         form: name of the surface form of the question.
-        signature: what is asked, whatever the words; equal signatures are the same problem (leakage check).
+        signature: what is asked, whatever the words; equal signatures are the same problem (leakage
+            check).
         payload: what the environment needs to play the task; holds `question`.
         answer: the right answer.
     """
@@ -56,7 +58,8 @@ class Task:
 
 
 class ToolError(Exception):
-    """A tool's own refusal of its arguments, in words that the model sees (an unknown item, a wrong unit)."""
+    """A tool's own refusal of its arguments, in words that the model sees (an unknown item, a wrong
+    unit)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ Outcome = Literal["ok", "invalid", "refused", "failed"]
 class ToolResult:
     """What a call gave.
 
-    outcome: `ok`; `invalid`: no such tool or wrong arguments; `refused`: the tool's own ToolError; `failed`: the
+    outcome: `ok`; `invalid`: no such tool or wrong arguments; `refused`: the tool's own ToolError;
+        `failed`: the
     tool itself broke, which is a fault of the environment and not of the model.
     """
 
@@ -129,7 +133,8 @@ class Tool:
         return f"{self.name}({', '.join(self._types)})"
 
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Validate and run. Never raises: whatever goes wrong becomes a result that the model sees."""
+        """Validate and run. Never raises: whatever goes wrong becomes a result that the model
+        sees."""
         wrong = [f"unknown argument {name}" for name in arguments if name not in self._types]
         wrong += [f"missing argument {name}" for name in self._types if name not in arguments]
         values: dict[str, Any] = {}
@@ -179,7 +184,8 @@ class Observation:
 class Step:
     """What a turn led to.
 
-    rewards: named parts per agent, given when they are earned; each within the range that `World.ranges` states.
+    rewards: named parts per agent, given when they are earned; each within the range that
+        `World.ranges` states.
     results: one per call of the turn, in order.
     """
 
@@ -204,7 +210,8 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An episode as a demonstrator played it: the messages of one context, and whether its answer is right."""
+    """An episode as a demonstrator played it: the messages of one context, and whether its answer
+    is right."""
 
     task: Task
     messages: list[Message]
@@ -224,16 +231,17 @@ class Fixture:
 class Environment(Protocol):
     """One capability. Instances hold no state of an episode and may be shared."""
 
-    name: str
-    agents: tuple[str, ...]
-    reward_ranges: Mapping[str, tuple[float, float]]
+    name: ClassVar[str]
+    agents: ClassVar[tuple[str, ...]]
+    reward_ranges: ClassVar[Mapping[str, tuple[float, float]]]
 
     def tasks(self, split: Split, n: int, seed: int) -> Iterator[Task]:
         """`n` tasks of a split; the same arguments give the same tasks."""
         ...
 
     def demonstrate(self, task: Task, skill: float, rng: random.Random) -> Demonstration:
-        """Play a task as a demonstrator of this skill: 1 is an expert, less is fallible in systematic ways."""
+        """Play a task as a demonstrator of this skill: 1 is an expert, less is fallible in
+        systematic ways."""
         ...
 
     def tools(self, task: Task) -> Sequence[Tool]:

@@ -1,4 +1,5 @@
-"""Reading a claimed number out of a final message: one strict rule for every environment that asks for one."""
+"""Reading a claimed number out of a final message: one strict rule for every environment that asks
+for one."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ MAX_CLAIM = 80  # characters: no honest claim is longer, and matching stays chea
 def claimed_number(content: str, units: Collection[str] = ()) -> Decimal | None:
     """The number that a final message claims, or None.
 
-    A claim is a line that *starts* with `Answer:` and goes on with one number (thousands separators allowed), a unit
-    of `units` at most, and a full stop at most. Of several such lines the last counts, so that a model may correct
-    itself, and naming many answers never pays. `Answer: 24 + 48 = 72` claims what is right of the last `=`.
+    A claim is a line that *starts* with `Answer:` and goes on with one number (thousands separators
+    allowed), a unit of `units` at most, and a full stop at most. Of several such lines the last
+    counts, so that a model may correct itself, and naming many answers never pays. `Answer: 24 + 48
+    = 72` claims what is right of the last `=`.
     """
     claims = MARK.findall(content)
     if not claims:

@@ -1,10 +1,14 @@
-"""Tool use: questions about a shop that the model cannot see, and sums that it cannot do in its head.
+"""Tool use: questions about a shop that the model cannot see, and sums that it cannot do in its
+head.
 
-Difficulty is the number of calls an expert makes: band 1 needs one (or none: some questions contain their answer),
-band 4 needs four and is never trained on. Arguments are built from the question and from earlier results; two of the
-tools are never of use. The demonstrator has three habits and gives in to each with probability 1 - skill: it does
-large sums in its head, it never looks the same kind of thing up twice, and it converts large values in its head.
-They are systematic: to imitate the majority of such demonstrations greedily is to imitate the mistakes.
+Difficulty is the number of calls an expert makes: band 1 needs one (or none: some questions contain
+    their answer),
+band 4 needs four and is never trained on. Arguments are built from the question and from earlier
+results; two of the tools are never of use. The demonstrator has three habits and gives in to each
+with probability 1 - skill: it does large sums in its head, it never looks the same kind of thing up
+twice, and it converts large values in its head.
+They are systematic: to imitate the majority of such demonstrations greedily is to imitate the
+    mistakes.
 """
 
 from __future__ import annotations
@@ -33,12 +37,12 @@ SLIP = 0.1  # chance of a slip of the pen in a call, at skill 0
 BUCKETS: Mapping[
     str, range
 ] = {  # share (%) of all problems of a split: no problem is in two of them
-    "sft": range(0, 30),
+    "sft": range(30),
     "train": range(30, 65),
     "validation": range(65, 75),
     "test": range(75, 90),
     "forms": range(90, 100),
-    "ood": range(0, 100),  # band 4 has no problem in common with the others
+    "ood": range(100),  # band 4 has no problem in common with the others
 }
 HELD_OUT = ("test", "forms", "ood")  # splits whose item names are never trained on
 CONVERSIONS = ("km m", "m cm", "cm mm", "kg g", "l ml", "h min", "min s", "day h")
@@ -83,9 +87,11 @@ def _grams() -> Call:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of question: its band, the calls of an expert, how many items it names, how its numbers are drawn.
+    """A kind of question: its band, the calls of an expert, how many items it names, how its
+    numbers are drawn.
 
-    unit: of the answer, which a model may write behind the number; "v" names the parameter that holds it.
+    unit: of the answer, which a model may write behind the number; "v" names the parameter that
+        holds it.
     """
 
     band: int
@@ -191,7 +197,7 @@ class ToolUse:
         )
 
     def _expert(self, kind: str, values: Params, table: Any) -> list[float]:
-        tools = {
+        tools: dict[str, Callable[..., str]] = {
             "lookup": toolbox.make_lookup(table),
             "calculator": toolbox.calculator,
             "convert": toolbox.convert,
@@ -277,7 +283,8 @@ def _slip(call: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 def grade(task: Task, content: str) -> tuple[dict[str, float], str | None]:
     """Grade a final message: `answer` is 1 if the claimed number is right (to 1e-6), else 0.
 
-    Returns the reward parts, and the number that was read (None where none was claimed). Never raises.
+    Returns the reward parts, and the number that was read (None where none was claimed). Never
+    raises.
     """
     unit = KINDS[task.payload["kind"]].unit
     unit = task.payload["values"]["v"] if unit == "v" else unit

@@ -1,4 +1,5 @@
-"""Final messages that attack the grader of tool use, each with the reward it must get. `prepare` checks them all."""
+"""Final messages that attack the grader of tool use, each with the reward it must get. `prepare`
+checks them all."""
 
 from __future__ import annotations
 

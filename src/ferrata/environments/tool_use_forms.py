@@ -1,4 +1,5 @@
-"""The words of tool use: surface forms of each kind of question, (trained on, never trained on), and names."""
+"""The words of tool use: surface forms of each kind of question, (trained on, never trained on),
+and names."""
 
 FORMS: dict[str, tuple[list[str], list[str]]] = {
     "product": (
@@ -135,9 +136,7 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
             "I buy {n} of the {x}, {m} of the {y} and {k} of the {z}. What do I pay?",
             "How many coins are {n} of the {x} plus {m} of the {y} plus {k} of the {z}?",
         ],
-        [
-            "The bill lists the {x} {n} times, the {y} {m} times, the {z} {k} times. What is its total?"
-        ],
+        ["The bill lists {n} of the {x}, {m} of the {y}, {k} of the {z}. What is its total?"],
     ),
     "two_loads": (
         [
@@ -149,13 +148,13 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
     ),
 }
 
-ITEMS = """lamp chair table rope clock mirror basket kettle hammer ladder pillow blanket bucket bottle candle carpet
-camera guitar helmet jacket kite wallet puzzle pencil saddle spoon stove tent towel trumpet umbrella vase violin
-whistle drum broom compass feeder anchor bench""".split()
+ITEMS = """lamp chair table rope clock mirror basket kettle hammer ladder pillow blanket bucket
+bottle candle carpet camera guitar helmet jacket kite wallet puzzle pencil saddle spoon stove tent
+towel trumpet umbrella vase violin whistle drum broom compass feeder anchor bench""".split()
 
-ITEMS_HELD_OUT = """desk shelf hat boot glove scarf fan plate cup bowl fork drill saw shovel barrel wheel flute harp
-piano radio phone map globe tray sofa curtain racket skate sled canoe brush comb needle ribbon cradle lantern magnet
-marble medal whip""".split()
+ITEMS_HELD_OUT = """desk shelf hat boot glove scarf fan plate cup bowl fork drill saw shovel barrel
+wheel flute harp piano radio phone map globe tray sofa curtain racket skate sled canoe brush comb
+needle ribbon cradle lantern magnet marble medal whip""".split()
 
 CITIES = ("Oslo", "Lima", "Cairo", "Perth")
 SKIES = ("sunny", "cloudy", "rain", "snow", "windy")

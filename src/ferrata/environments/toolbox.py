@@ -1,4 +1,5 @@
-"""Tools that environments share. Arguments are written by a model, so they are hostile: nothing here evaluates code."""
+"""Tools that environments share. Arguments are written by a model, so they are hostile: nothing
+here evaluates code."""
 
 from __future__ import annotations
 

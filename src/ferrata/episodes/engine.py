@@ -27,7 +27,8 @@ class Engine:
     """Plays tasks of an environment with a policy, within the budgets of `episodes` in params.yaml.
 
     Args:
-        shots: messages put before every question, for a model that has not been trained on the format.
+        shots: messages put before every question, for a model that has not been trained on the
+            format.
         observer: called with (position of the task, message) for every new message, as it happens.
     """
 
@@ -80,8 +81,8 @@ class Engine:
                 raise FerrataError(
                     f"task {task.id}",
                     found=f"a prompt of {len(ids)} tokens",
-                    expected=f"fewer than episodes.max_context_tokens = {self._budgets.max_context_tokens}",
-                    hint="raise episodes.max_context_tokens or lower the arm's shots in params.yaml",
+                    expected=f"fewer than {self._budgets.max_context_tokens} tokens",
+                    hint="raise episodes.max_context_tokens, or lower the arm's shots",
                 )
             trajectory.contexts.append(
                 Context(agent, ids, [0] * len(ids), [0.0] * len(ids), len(ids))
@@ -141,7 +142,8 @@ class Engine:
         return Continuation(ids, self._limit(len(context.ids)))
 
     def _step(self, episode: _Live, reply: Reply) -> Step:
-        """The world's answer; a turn that could not be read is answered here, the same for every environment."""
+        """The world's answer; a turn that could not be read is answered here, the same for every
+        environment."""
         if reply.error is None:
             return episode.world.step(episode.agent, reply)
         text = f"error: not a call ({reply.error}); write [name(key=value)]"

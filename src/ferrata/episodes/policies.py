@@ -31,7 +31,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One turn: ids and log-probabilities of equal length; closed if the last id is the closing token."""
+    """One turn: ids and log-probabilities of equal length; closed if the last id is the closing
+    token."""
 
     ids: list[int]
     logprobs: list[float]
@@ -40,18 +41,21 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What the environment appends behind a turn (ending in an opened turn), and the limit of the turn to come."""
+    """What the environment appends behind a turn (ending in an opened turn), and the limit of the
+    turn to come."""
 
     ids: Sequence[int]
     limit: int
 
 
 OnTurn = Callable[[int, Sampled], Continuation | None]
-"""Called with a prompt's position and its finished turn; returns how the context goes on, or None at its end."""
+"""Called with a prompt's position and its finished turn; returns how the context goes on, or None
+at its end."""
 
 
 class Policy(Protocol):
-    """Plays contexts to their ends. Turns of one context come in order; contexts advance independently."""
+    """Plays contexts to their ends. Turns of one context come in order; contexts advance
+    independently."""
 
     def run(self, prompts: Sequence[Prompt], temperature: float, on_turn: OnTurn) -> None:
         """Play all prompts. temperature 0 is greedy."""
@@ -59,7 +63,8 @@ class Policy(Protocol):
 
 
 def uniforms(seed: tuple[int, ...]) -> np.random.Generator:
-    """The random numbers of one context: counter-based, keyed by (seed, step, task, sample), never by what ran before."""
+    """The random numbers of one context: counter-based, keyed by (seed, step, task, sample), never
+    by what ran before."""
     import numpy as np
 
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
@@ -102,13 +107,16 @@ class _Row:
 class TransformersPolicy:
     """A transformers model in this process.
 
-    All live contexts of a batch advance by one token per forward pass: the next token is sampled, or it is the next of
-    those that the environment wrote (they are fed through the same pass, so contexts never wait for each other). The
-    key-value cache lives as long as the context; finished contexts leave the batch. The prompts' common beginning is
-    computed once, and equal prompts (a group) are computed once.
+    All live contexts of a batch advance by one token per forward pass: the next token is sampled,
+        or it is the next of
+    those that the environment wrote (they are fed through the same pass, so contexts never wait for
+    each other). The key-value cache lives as long as the context; finished contexts leave the
+    batch. The prompts' common beginning is computed once, and equal prompts (a group) are computed
+    once.
 
     Args:
-        model: on its device and in its dtype; put in eval mode here. Full attention only (no sliding windows).
+        model: on its device and in its dtype; put in eval mode here. Full attention only (no
+            sliding windows).
         close_id: token that closes a turn.
         pad_id: fills the left of shorter prompts; masked.
         batch_size: contexts played together.
@@ -196,7 +204,8 @@ class TransformersPolicy:
     def _choose(
         self, logits_BV: Tensor, rows: list[_Row], temperature: float
     ) -> dict[int, tuple[int, float]]:
-        """Token and log-probability for each row that samples; by inversion of the cumulative distribution."""
+        """Token and log-probability for each row that samples; by inversion of the cumulative
+        distribution."""
         import torch
 
         places = [place for place, row in enumerate(rows) if not row.forced]
@@ -225,7 +234,9 @@ class TransformersPolicy:
 
         unique = list(dict.fromkeys(tuple(p.ids) for p in prompts))
         row_of = {ids: i for i, ids in enumerate(unique)}
-        shared = len(os.path.commonprefix([ids[:-1] for ids in unique]))
+        low, high = min(unique), max(unique)  # what these two share, all share
+        most = min(len(ids) for ids in unique) - 1  # at least one token of each is left to feed
+        shared = next((i for i in range(most) if low[i] != high[i]), most)
         widest = max(len(ids) for ids in unique) - shared
         cache = DynamicCache()
         if shared:

@@ -25,8 +25,9 @@ class StopReason(StrEnum):
 class Context:
     """One unbroken token sequence that an agent saw and wrote.
 
-    ids, mask and logprobs have equal length T. mask is 1 exactly on sampled tokens (the closing token included);
-    logprobs are those of the sampling distribution (temperature applied), and 0 where mask is 0.
+    ids, mask and logprobs have equal length T. mask is 1 exactly on sampled tokens (the closing
+    token included); logprobs are those of the sampling distribution (temperature applied), and 0
+    where mask is 0.
     """
 
     agent: str
@@ -44,7 +45,8 @@ class Trajectory:
         sample: which of several episodes of the same task this is.
         messages: the conversation in words, system message left out.
         rewards: named parts, in the order in which they were earned.
-        calls, invalid_calls, failed_calls: tool calls made; could not be run (the model's fault); broke (the tool's).
+        calls, invalid_calls, failed_calls: tool calls made; could not be run (the model's fault);
+            broke (the tool's).
         answer: what the grader read as the claimed answer, or None.
     """
 
@@ -103,7 +105,8 @@ class Trajectory:
 
 
 def render(messages: list[Message]) -> str:
-    """A conversation as plain text for terminals and reports: one line per turn, calls as the model writes them."""
+    """A conversation as plain text for terminals and reports: one line per turn, calls as the model
+    writes them."""
     lines = []
     for message in messages:
         calls = [call.get("function", call) for call in message.get("tool_calls", ())]

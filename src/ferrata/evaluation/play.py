@@ -26,7 +26,8 @@ Played = tuple[str, Trajectory]  # mode (greedy or sampled), episode
 def schedule(
     splits: Mapping[str, Sequence[Task]], params: EvaluateParams
 ) -> Iterator[tuple[str, list[Task], list[int]]]:
-    """What is played: (mode, tasks, which sample of its task each is), every task greedily and some sampled."""
+    """What is played: (mode, tasks, which sample of its task each is), every task greedily and some
+    sampled."""
     for tasks in splits.values():
         yield "greedy", list(tasks), [0] * len(tasks)
         some = tasks[: params.sampled_tasks]
@@ -81,7 +82,8 @@ def model_rows(
 def demonstrator_rows(
     folder: Path, splits: Mapping[str, Sequence[Task]], params: EvaluateParams, seed: int
 ) -> list[Played]:
-    """Play with the demonstrator that made the SFT data. It has no greedy mode: its one draw stands there."""
+    """Play with the demonstrator that made the SFT data. It has no greedy mode: its one draw stands
+    there."""
     about = json.loads((folder / "demonstrator.json").read_text(encoding="utf-8"))
     environment = get_environment(about["environment"])
     played = []

@@ -1,4 +1,5 @@
-"""Playing single episodes with a loaded model: for chat, and for the check of a registered model."""
+"""Playing single episodes with a loaded model: for chat, and for the check of a registered
+model."""
 
 from __future__ import annotations
 
@@ -47,5 +48,6 @@ def ask_one(model: Any, tokenizer: Any, params: Params, root: Path) -> str:
 
 
 def own_question(task: Task, question: str) -> Task:
-    """A task's world (its shop, its tools) with a question of the user's; there is no right answer to compare with."""
+    """A task's world (its shop, its tools) with a question of the user's; there is no right answer
+    to compare with."""
     return dataclasses.replace(task, payload={**task.payload, "question": question})

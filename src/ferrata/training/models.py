@@ -32,7 +32,9 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str = "sdpa") -> Pre
 
     if not (folder / "config.json").is_file():
         raise FerrataError(str(folder), found="no model", hint="run `dvc repro` or `dvc pull`")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention
+    )
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -53,7 +55,8 @@ def lora_config(lora: Lora | None) -> Any | None:
 
 
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of a model as a plain transformers model has them; adapters are added in, the model is unchanged."""
+    """The weights of a model as a plain transformers model has them; adapters are added in, the
+    model is unchanged."""
     import torch
 
     if not hasattr(model, "merge_adapter"):
@@ -72,7 +75,8 @@ def merged_state(model: Any) -> dict[str, torch.Tensor]:
 
 
 def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a complete folder (weights with adapters merged, tokenizer, templates): first aside, then renamed."""
+    """Write a complete folder (weights with adapters merged, tokenizer, templates): first aside,
+    then renamed."""
     aside = folder.with_name(folder.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +91,8 @@ def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> 
 
 
 class Best:
-    """Keeps the weights of the best validation score so far, in a scratch folder; higher is better, ties keep the first.
+    """Keeps the weights of the best validation score so far, in a scratch folder; higher is better,
+    ties keep the first.
 
     Args:
         folder: git-ignored place for the weights while training runs.
@@ -109,7 +114,8 @@ class Best:
         return True
 
     def publish(self, target: Path) -> None:
-        """Move the best weights to where the stage's output lies. Raises FerrataError if there was no score."""
+        """Move the best weights to where the stage's output lies. Raises FerrataError if there was
+        no score."""
         if self.score is None:
             raise FerrataError(
                 "training",
@@ -120,3 +126,8 @@ class Best:
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(self.folder, target)
+
+
+def trained_parameters(model: Any) -> int:
+    """Number of weights that the optimizer moves."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

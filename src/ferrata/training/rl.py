@@ -1,4 +1,5 @@
-"""Reinforcement learning by acting: TRL's GRPOTrainer, with the episode engine as its `rollout_func`.
+"""Reinforcement learning by acting: TRL's GRPOTrainer, with the episode engine as its
+`rollout_func`.
 
 What is experimental in TRL (`rollout_func`, the `env_mask` field) is used in this file alone.
 """
@@ -16,8 +17,16 @@ from ferrata.environments.base import Environment, Task
 from ferrata.episodes.engine import Engine
 from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
 from ferrata.episodes.trajectory import StopReason, Trajectory
+from ferrata.training.compact import make_trainer_class
 from ferrata.training.head import score_labels_only
-from ferrata.training.models import Best, load_model, load_tokenizer, lora_config, merged_state
+from ferrata.training.models import (
+    Best,
+    load_model,
+    load_tokenizer,
+    lora_config,
+    merged_state,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -29,12 +38,15 @@ VALIDATION_BATCH = 64  # contexts played together when the validation tasks are 
 
 
 def rl_config(params: RlParams, *, seed: int, max_completion: int, scratch: Path) -> GRPOConfig:
-    """TRL's configuration. Every key of the section `rl` arrives here, in the adapter, or in the callback (tested).
+    """TRL's configuration. Every key of the section `rl` arrives here, in the adapter, or in the
+    callback (tested).
 
-    One generation serves `updates_per_batch` optimizer steps over all its episodes, so with 1 the update is on-policy.
+    One generation serves `updates_per_batch` optimizer steps over all its episodes, so with 1 the
+    update is on-policy.
 
     Args:
-        max_completion: tokens; the engine keeps to its own budgets, TRL uses it as the constant of `dr_grpo`.
+        max_completion: tokens; the engine keeps to its own budgets, TRL uses it as the constant of
+            `dr_grpo`.
     """
     import torch
     from trl import GRPOConfig
@@ -71,15 +83,16 @@ def rl_config(params: RlParams, *, seed: int, max_completion: int, scratch: Path
 
 
 def episode_return(prompts: list[str], returns: list[float], **_: Any) -> list[float]:
-    """TRL's reward function: the return that the environment gave, carried through by the rollout."""
+    """TRL's reward function: the return that the environment gave, carried through by the
+    rollout."""
     return returns
 
 
 class Rollout:
     """Plays the tasks that TRL asks for. TRL passes prompts only, so a prompt is a task's id.
 
-    The weights are played from a copy in the rollout's dtype (merged, where adapters are trained), refreshed whenever
-    the optimizer has moved them.
+    The weights are played from a copy in the rollout's dtype (merged, where adapters are trained),
+    refreshed whenever the optimizer has moved them.
 
     Args:
         engine_of: makes an engine around a policy.
@@ -140,7 +153,8 @@ class Rollout:
 
 
 def to_trl(played: Sequence[Trajectory]) -> dict[str, list[Any]]:
-    """Trajectories in TRL's terms: what comes behind the prompt is the completion, `env_mask` is 1 on sampled tokens."""
+    """Trajectories in TRL's terms: what comes behind the prompt is the completion, `env_mask` is 1
+    on sampled tokens."""
     contexts = [trajectory.contexts[0] for trajectory in played]
     return {
         "prompt_ids": [c.ids[: c.prompt_length] for c in contexts],
@@ -180,17 +194,18 @@ def train_rl(
     scratch: Path,
     callbacks: Sequence[Any] = (),
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Train the model of `start` and leave the weights that solved most validation tasks (greedily) in `target`.
+    """Train the model of `start` and leave the weights that solved most validation tasks (greedily)
+    in `target`.
 
     The starting weights are a candidate too: training that only harms leaves them.
 
     Returns:
-        The Trainer's log history (validation_success at its steps), behind: steps, best_step, validation_success (best), validation_success_start, episodes, trained_parameters.
+        The Trainer's log history (validation_success at its steps), behind: steps, best_step,
+        validation_success (best), validation_success_start, episodes, trained_parameters.
     """
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import GRPOTrainer
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     tokenizer = load_tokenizer(start)
@@ -201,7 +216,7 @@ def train_rl(
     engine = Engine(environment, assembler, policy, budgets)
     rollout = Rollout(train, engine, policy, params.temperature, seed)
     best = Best(scratch / "best")
-    trainer = GRPOTrainer(
+    trainer = make_trainer_class()(
         model=load_model(start, torch.float32),
         reward_funcs=[episode_return],
         args=rl_config(
@@ -246,6 +261,6 @@ def train_rl(
         "validation_success": best.score,
         "validation_success_start": first,
         "episodes": steps * params.tasks_per_step * params.group_size // params.updates_per_batch,
-        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "trained_parameters": trained_parameters(trainer.model),
     }
     return metrics, history

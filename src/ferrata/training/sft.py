@@ -10,7 +10,13 @@ from ferrata.chat import Assembler
 from ferrata.environments.base import Demonstration, Environment
 from ferrata.episodes.policies import resolve_dtype
 from ferrata.training.head import score_labels_only
-from ferrata.training.models import Best, load_model, load_tokenizer, lora_config
+from ferrata.training.models import (
+    Best,
+    load_model,
+    load_tokenizer,
+    lora_config,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -34,7 +40,8 @@ def to_dataset(
 def sft_config(
     params: SftParams, *, seed: int, max_length: int, scratch: Path, steps: int
 ) -> SFTConfig:
-    """TRL's configuration. Every key of the section `sft` arrives here, in the adapter, or in the callback (tested).
+    """TRL's configuration. Every key of the section `sft` arrives here, in the adapter, or in the
+    callback (tested).
 
     Args:
         max_length: tokens; `prepare` has refused longer rows, so nothing is cut.
@@ -86,7 +93,8 @@ def train_sft(
     """Fine-tune `base` and leave the weights of the lowest validation loss in `target`.
 
     Returns:
-        The Trainer's log history, behind: steps, best_step, loss (last, nats per assistant token), validation_loss (best), trained_parameters.
+        The Trainer's log history, behind: steps, best_step, loss (last, nats per assistant token),
+        validation_loss (best), trained_parameters.
     """
     import math
 
@@ -131,6 +139,6 @@ def train_sft(
         "best_step": best.step,
         "loss": result.training_loss,
         "validation_loss": -best.score,
-        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "trained_parameters": trained_parameters(trainer.model),
     }
     return metrics, trainer.state.log_history
