@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from ferrata.chat import Assembler
 from ferrata.config.episodes import EpisodesParams
-from ferrata.environments.base import Environment, Message, Reply, Step, Task, ToolResult, World
+from ferrata.environments.base import (
+    Environment,
+    Message,
+    Observation,
+    Reply,
+    Step,
+    Task,
+    ToolResult,
+    World,
+)
 from ferrata.episodes.policies import Continuation, Policy, Prompt, Sampled
 from ferrata.episodes.trajectory import Context, StopReason, Trajectory
 from ferrata.errors import FerrataError
@@ -147,8 +156,6 @@ class Engine:
         if reply.error is None:
             return episode.world.step(episode.agent, reply)
         text = f"error: not a call ({reply.error}); write [name(key=value)]"
-        from ferrata.environments.base import Observation
-
         message = {"role": "tool", "name": "parser", "content": text}
         return Step(
             observations={episode.agent: Observation([message])},
