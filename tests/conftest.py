@@ -46,6 +46,7 @@ def tiny() -> tuple[Any, Any]:
     played = [environment.demonstrate(t, 1.0, random.Random(1)) for t in draw(n=30, seed=1)]
     texts = [plain.render(d.messages, environment.tools(d.task)) for d in played]
     tokenizer = prepare_tokenizer(train_tokenizer(texts, 400, 2048), "ferrata")
+    torch.set_num_threads(1)  # tensors are tiny, and waiting for a busy core costs seconds
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

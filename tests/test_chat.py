@@ -60,9 +60,8 @@ def check_prefixes(assembler: Assembler, tools: Any) -> None:
     text = "".join(piece for piece, _ in whole)
     for k in range(1, len(CONVERSATION) + 1):
         part = assembler.pieces(CONVERSATION[:k], tools)
-        if CONVERSATION[k - 1]["role"] == "assistant":
-            assert part == whole[: len(part)]
-        elif k == len(CONVERSATION) or CONVERSATION[k]["role"] == "assistant":
+        following = CONVERSATION[k]["role"] if k < len(CONVERSATION) else "assistant"
+        if "assistant" in (CONVERSATION[k - 1]["role"], following):
             assert part == whole[: len(part)]
         else:  # more of the environment's messages follow, so no turn is open yet
             assert text.startswith("".join(piece for piece, _ in part[:-1]))
@@ -189,17 +188,28 @@ def test_malformed_calls_are_errors(assembler: Assembler, text: str) -> None:
     assert not reply.calls and reply.content == text
 
 
-def test_control_tokens_inside_a_turn_are_an_error(assembler: Assembler) -> None:
-    for token in (OPEN, PAD, CLOSE):
-        text = f'[lookup(item="{token}")]{CLOSE}'
-        reply = assembler.parse(assembler.tokenizer(text, add_special_tokens=False)["input_ids"])
-        assert reply.error == "control tokens inside a turn" and not reply.calls
+@pytest.mark.parametrize(
+    "token",
+    [
+        # a tokenizer need not list it (`base.source: scratch` does not); SmolLM2's does
+        pytest.param(OPEN, marks=pytest.mark.xfail(strict=True, reason="chat.py: _control")),
+        PAD,
+        CLOSE,
+    ],
+)
+def test_control_tokens_inside_a_turn_are_an_error(assembler: Assembler, token: str) -> None:
+    text = f'[lookup(item="{token}")]{CLOSE}'
+    reply = assembler.parse(assembler.tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert reply.error == "control tokens inside a turn" and not reply.calls
+
+
+def test_an_empty_turn_is_an_empty_reply(assembler: Assembler) -> None:
     assert assembler.parse([assembler.close_id]) == Reply("")
     assert assembler.parse([]) == Reply("")
 
 
 @slow
-@given(text=st.text() | st.text(alphabet='[]()=,"\'ab1-.{}\\\n').map("[a(b={})]".format))
+@given(text=st.text() | st.text(alphabet="[]()=,\"'ab1-.{}\\\n").map("[a(b={})]".format))
 def test_parsing_never_raises_on_text(assembler: Assembler, text: str) -> None:
     text = text.encode("utf-8", "ignore").decode()
     reply = assembler.parse(assembler.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,222 @@
+"""The policy of the engine against `generate` and against full forward passes."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from ferrata.episodes.policies import (
+    Continuation,
+    Prompt,
+    Sampled,
+    TransformersPolicy,
+    resolve_dtype,
+)
+from ferrata.errors import FerrataError
+
+PAD_ID = 0
+NO_CLOSE = 10**9  # no token closes a turn, so turns end at their limit
+Turns = dict[int, list[Sampled]]
+
+
+def prompts(lengths: tuple[int, ...], limit: int, start: int = 0) -> list[Prompt]:
+    """Contexts of these lengths that share their first five tokens."""
+    made = []
+    for index, length in enumerate(lengths, start=start):
+        generator = torch.Generator().manual_seed(100 + index)
+        own = torch.randint(10, 300, (length - 5,), generator=generator).tolist()
+        made.append(Prompt([11, 12, 13, 14, 15, *own], limit, (7, index)))
+    return made
+
+
+def play(
+    policy: TransformersPolicy,
+    contexts: list[Prompt],
+    temperature: float,
+    extension: tuple[int, ...] = (),
+    limit: int = 0,
+) -> Turns:
+    """One turn of every context, and a second one behind `extension`, if given."""
+    turns: Turns = {index: [] for index in range(len(contexts))}
+
+    def on_turn(index: int, turn: Sampled) -> Continuation | None:
+        turns[index].append(Sampled(list(turn.ids), list(turn.logprobs), turn.closed))
+        if extension and len(turns[index]) == 1:
+            return Continuation(extension, limit)
+        return None
+
+    policy.run(contexts, temperature, on_turn)
+    return turns
+
+
+def generate(model: Any, ids: list[int], limit: int, close_id: int | None) -> list[int]:
+    with torch.no_grad():
+        made = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=limit,
+            eos_token_id=close_id,
+            pad_token_id=PAD_ID,
+        )
+    return made[0, len(ids) :].tolist()
+
+
+def full_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits[0].float()
+
+
+LENGTHS = (6, 40, 17, 17, 90, 9)
+EXTENSION = (21, 22, 23, 24, 25, 26, 27)
+
+
+def test_greedy_turns_equal_generate(tiny: tuple[Any, Any]) -> None:
+    model = tiny[0]
+    contexts = prompts(LENGTHS, 12)
+    close_id = generate(model, list(contexts[1].ids), 4, None)[-1]  # so that some turns are closed
+    policy = TransformersPolicy(model, close_id, PAD_ID)
+    turns = play(policy, contexts, 0.0, EXTENSION, 9)
+    closed = 0
+    for index, context in enumerate(contexts):
+        first, second = turns[index]
+        ids = list(context.ids)
+        assert first.ids == generate(model, ids, 12, close_id)
+        ids += [*first.ids, *EXTENSION]
+        assert second.ids == generate(model, ids, 9, close_id)
+        for turn in (first, second):
+            assert turn.closed == (turn.ids[-1] == close_id)
+            closed += turn.closed
+    assert 0 < closed < 2 * len(contexts)
+
+
+def test_the_rest_of_the_batch_does_not_matter(tiny: tuple[Any, Any]) -> None:
+    contexts = prompts(LENGTHS, 8)
+    for temperature in (0.0, 1.0):
+        whole = play(
+            TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID), contexts, temperature, EXTENSION, 5
+        )
+        parts = play(
+            TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID, batch_size=2),
+            contexts[::-1],
+            temperature,
+            EXTENSION,
+            5,
+        )
+        for index in range(len(contexts)):
+            alone = play(
+                TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID),
+                [contexts[index]],
+                temperature,
+                EXTENSION,
+                5,
+            )
+            ids = [turn.ids for turn in whole[index]]
+            assert [len(turn) for turn in ids] == [8, 5]
+            assert ids == [turn.ids for turn in alone[0]]
+            assert ids == [turn.ids for turn in parts[len(contexts) - 1 - index]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_log_probs_equal_a_full_forward(tiny: tuple[Any, Any], temperature: float) -> None:
+    contexts = prompts(LENGTHS, 10)
+    turns = play(TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID), contexts, temperature, EXTENSION, 6)
+    for index, context in enumerate(contexts):
+        ids = list(context.ids)
+        for turn in turns[index]:
+            logits = full_logits(tiny[0], ids + turn.ids)[len(ids) - 1 : -1]
+            expected = torch.log_softmax(logits / (temperature or 1.0), -1)
+            expected = expected.gather(1, torch.tensor(turn.ids)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(turn.logprobs), expected, rtol=0, atol=1e-4)
+            ids += [*turn.ids, *EXTENSION]
+
+
+def test_sampling_is_keyed_by_the_seed(tiny: tuple[Any, Any]) -> None:
+    policy = TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID)
+    ids = prompts((20,), 10)[0].ids
+    same, other = Prompt(ids, 10, (1, 0, 5, 0)), Prompt(ids, 10, (1, 0, 5, 1))
+    turns = play(policy, [same, other, *prompts((8, 50), 10, start=3), same], 1.0)
+    assert turns[0][0].ids == turns[4][0].ids != turns[1][0].ids
+    again = play(policy, [other, same], 1.0)
+    assert again[1][0].ids == turns[0][0].ids and again[0][0].ids == turns[1][0].ids
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_sampled_frequencies_match_the_softmax(tiny: tuple[Any, Any], temperature: float) -> None:
+    from scipy.stats import chisquare
+
+    n = 4000
+    ids = prompts((12,), 1)[0].ids
+    policy = TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID, batch_size=n)
+    turns = play(policy, [Prompt(ids, 1, (3, sample)) for sample in range(n)], temperature)
+    counts = Counter(turn[0].ids[0] for turn in turns.values())
+    expected = torch.softmax(full_logits(tiny[0], list(ids))[-1].double() / temperature, -1) * n
+    common = [token for token in range(len(expected)) if expected[token] >= 8]
+    assert len(common) > 5
+    seen = [counts[token] for token in common]
+    wanted = expected[common].tolist()
+    rest = n - sum(wanted)
+    if rest > 0:
+        seen.append(n - sum(seen))
+        wanted.append(rest)
+    assert chisquare(seen, wanted).pvalue > 1e-3
+
+
+def test_in_bfloat16_turns_differ_at_near_ties_only(tiny: tuple[Any, Any]) -> None:
+    model = copy.deepcopy(tiny[0]).to(torch.bfloat16)
+    contexts = prompts((6, 30, 17, 60, 9, 25, 44, 12), 16)
+    turns = play(TransformersPolicy(model, NO_CLOSE, PAD_ID), contexts, 0.0)
+    equal = 0
+    for index, context in enumerate(contexts):
+        ids, ours = list(context.ids), turns[index][0].ids
+        theirs = generate(model, ids, 16, None)
+        at = next((i for i in range(16) if ours[i] != theirs[i]), None)
+        if at is None:
+            equal += 1
+            continue
+        logits = full_logits(model, ids + ours[:at])[-1]
+        top = logits.topk(2).values
+        assert top[0] - top[1] < 0.125 * max(1.0, float(top[0].abs())), (index, at)
+    assert equal > 0
+
+
+def test_equal_prompts_are_computed_once(tiny: tuple[Any, Any]) -> None:
+    """A group costs one prefill, and each member still goes its own way."""
+    ids = prompts((30,), 6)[0].ids
+    group = [Prompt(ids, 6, (9, sample)) for sample in range(6)]
+    seen: list[int] = []
+    hook = tiny[0].register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        turns = play(TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID), group, 1.0)
+    finally:
+        hook.remove()
+    assert seen[:2] == [29, 1] and seen[2:] == [6] * 5
+    assert len({tuple(turn[0].ids) for turn in turns.values()}) > 1
+
+
+def test_limits_of_one_token_and_no_prompts(tiny: tuple[Any, Any]) -> None:
+    policy = TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID)
+    policy.run([], 0.0, lambda index, turn: None)
+    turns = play(policy, prompts((6, 9), 1), 0.0, (31,), 1)
+    assert [len(turn.ids) for both in turns.values() for turn in both] == [1, 1, 1, 1]
+    (only,) = play(policy, [Prompt([42], 3)], 0.0).values()
+    assert only[0].ids == generate(tiny[0], [42], 3, None)
+
+
+def test_sliding_windows_are_refused(tiny: tuple[Any, Any]) -> None:
+    model = copy.deepcopy(tiny[0])
+    model.config.sliding_window = 64
+    with pytest.raises(FerrataError, match="base model"):
+        TransformersPolicy(model, 1, 0)
+
+
+def test_precision_is_resolved() -> None:
+    assert resolve_dtype("float32") is torch.float32
+    assert resolve_dtype("bfloat16") is torch.bfloat16
+    assert resolve_dtype("auto") in (torch.float32, torch.bfloat16)
