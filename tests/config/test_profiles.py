@@ -50,8 +50,9 @@ def test_committed_params_are_the_default() -> None:
 
 
 def test_tiny_values_and_report(project: Path) -> None:
+    before = load(project).rl.steps
     changes = apply_profile("tiny", project)
-    assert ("rl.steps", "20", "3") in changes
+    assert ("rl.steps", str(before), "3") in changes
     assert ("base.source", "wheel", "scratch") in changes
     p = load(root=project)
     assert p.base.scratch is not None
@@ -63,11 +64,12 @@ def test_tiny_values_and_report(project: Path) -> None:
 def test_own_keys_and_comments_stay(project: Path) -> None:
     path = project / "params.yaml"
     text = path.read_text(encoding="utf-8")
-    mine = text.replace("learning_rate: 2.0e-5", "learning_rate: 3.0e-5 # mine")
+    mine = text.replace("learning_rate: 3.0e-5", "learning_rate: 7.0e-6 # mine")
+    assert mine != text
     path.write_text(mine, encoding="utf-8")
     apply_profile("tiny", project)
     changed = path.read_text(encoding="utf-8")
-    assert "learning_rate: 3.0e-5 # mine" in changed
+    assert "learning_rate: 7.0e-6 # mine" in changed
     line = "  steps: 3                    # optimizer steps\n"
     assert line in changed
 
