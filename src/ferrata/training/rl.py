@@ -95,10 +95,10 @@ class Rollout:
     refreshed whenever the optimizer has moved them.
 
     Args:
-        engine_of: makes an engine around a policy.
-        tasks: by id.
-        policy: holds the copy.
-        budget: largest number of steps, part of the random key.
+        tasks: those that may be asked for; a prompt is a task's id.
+        engine: plays with `policy`.
+        policy: holds the copy of the weights.
+        temperature, seed: of sampling; with step, task and sample they key its random numbers.
     """
 
     def __init__(
