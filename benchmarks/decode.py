@@ -37,7 +37,7 @@ def main() -> None:
     for size in args.batch:
         prompts = _prompts(size, args.prompt, model.config.vocab_size)
         pad = tokenizer.pad_token_id or 0
-        ours = _per_step(_engine(model, prompts, pad, args.temperature), args.steps, args.repeat)
+        ours = _per_step(_engine(model, prompts, args.temperature), args.steps, args.repeat)
         theirs = _per_step(
             _generate(model, prompts, pad, args.temperature), args.steps, args.repeat
         )
@@ -69,12 +69,12 @@ def _prompts(size: int, length: int, vocabulary: int) -> list[list[int]]:
 
 
 def _engine(
-    model: Any, prompts: list[list[int]], pad: int, temperature: float
+    model: Any, prompts: list[list[int]], temperature: float
 ) -> Callable[[int], None]:
     from ferrata.episodes.policies import Prompt, TransformersPolicy
 
     # No token has the id -1, so no turn is closed before its limit.
-    policy = TransformersPolicy(model, close_id=-1, pad_id=pad, batch_size=len(prompts))
+    policy = TransformersPolicy(model, close_id=-1, batch_size=len(prompts))
 
     def run(tokens: int) -> None:
         asked = [Prompt(ids, tokens, (0, row)) for row, ids in enumerate(prompts)]

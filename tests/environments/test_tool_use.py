@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ferrata.environments import get_environment, toolbox
@@ -148,6 +148,10 @@ def test_the_calculator_refuses_hostile_input(expression: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet="0123456789+-*/(). ", max_size=120))
+@example("...")
+@example("()")
+@example("1\n")
+@example("9" * 100)
 def test_the_calculator_answers_or_refuses(expression: str) -> None:
     assert call("calculator", expression=expression).outcome in ("ok", "refused")
 

@@ -152,13 +152,13 @@ def test_several_contexts_of_a_sampled_model(
 ) -> None:
     prompt = assembler.prompt(ENVIRONMENT.start(tasks[0]).reset()["agent"].messages, ())
     said: list[int] = []
-    TransformersPolicy(tiny[0], 10**9, assembler.pad_id).run(
+    TransformersPolicy(tiny[0], 10**9).run(
         [Prompt(prompt, 60, (sample,)) for sample in range(12)],
         0.5,
         lambda index, turn: said.extend(turn.ids),
     )
     # the token that the random model says most often closes its turns
-    policy = TransformersPolicy(tiny[0], Counter(said).most_common(1)[0][0], assembler.pad_id)
+    policy = TransformersPolicy(tiny[0], Counter(said).most_common(1)[0][0])
     environment = Patient()
     budgets = limits(max_turn_tokens=100, max_turns=3, max_invalid_calls=9)
     listener = Listener(policy)

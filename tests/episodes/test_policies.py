@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_greedy_turns_equal_generate(tiny: tuple[Any, Any]) -> None:
     model = tiny[0]
     contexts = prompts(LENGTHS, 12)
     close_id = generate(model, list(contexts[1].ids), 4, None)[-1]  # so that some turns are closed
-    policy = TransformersPolicy(model, close_id, PAD_ID)
+    policy = TransformersPolicy(model, close_id)
     turns = play(policy, contexts, 0.0, EXTENSION, 9)
     closed = 0
     for index, context in enumerate(contexts):
@@ -98,10 +99,10 @@ def test_the_rest_of_the_batch_does_not_matter(tiny: tuple[Any, Any]) -> None:
     contexts = prompts(LENGTHS, 8)
     for temperature in (0.0, 1.0):
         whole = play(
-            TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID), contexts, temperature, EXTENSION, 5
+            TransformersPolicy(tiny[0], NO_CLOSE), contexts, temperature, EXTENSION, 5
         )
         parts = play(
-            TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID, batch_size=2),
+            TransformersPolicy(tiny[0], NO_CLOSE, batch_size=2),
             contexts[::-1],
             temperature,
             EXTENSION,
@@ -109,7 +110,7 @@ def test_the_rest_of_the_batch_does_not_matter(tiny: tuple[Any, Any]) -> None:
         )
         for index in range(len(contexts)):
             alone = play(
-                TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID),
+                TransformersPolicy(tiny[0], NO_CLOSE),
                 [contexts[index]],
                 temperature,
                 EXTENSION,
@@ -124,7 +125,7 @@ def test_the_rest_of_the_batch_does_not_matter(tiny: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_log_probs_equal_a_full_forward(tiny: tuple[Any, Any], temperature: float) -> None:
     contexts = prompts(LENGTHS, 10)
-    turns = play(TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID), contexts, temperature, EXTENSION, 6)
+    turns = play(TransformersPolicy(tiny[0], NO_CLOSE), contexts, temperature, EXTENSION, 6)
     for index, context in enumerate(contexts):
         ids = list(context.ids)
         for turn in turns[index]:
@@ -136,7 +137,7 @@ def test_log_probs_equal_a_full_forward(tiny: tuple[Any, Any], temperature: floa
 
 
 def test_sampling_is_keyed_by_the_seed(tiny: tuple[Any, Any]) -> None:
-    policy = TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID)
+    policy = TransformersPolicy(tiny[0], NO_CLOSE)
     ids = prompts((20,), 10)[0].ids
     same, other = Prompt(ids, 10, (1, 0, 5, 0)), Prompt(ids, 10, (1, 0, 5, 1))
     turns = play(policy, [same, other, *prompts((8, 50), 10, start=3), same], 1.0)
@@ -151,7 +152,7 @@ def test_sampled_frequencies_match_the_softmax(tiny: tuple[Any, Any], temperatur
 
     n = 4000
     ids = prompts((12,), 1)[0].ids
-    policy = TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID, batch_size=n)
+    policy = TransformersPolicy(tiny[0], NO_CLOSE, batch_size=n)
     turns = play(policy, [Prompt(ids, 1, (3, sample)) for sample in range(n)], temperature)
     counts = Counter(turn[0].ids[0] for turn in turns.values())
     expected = torch.softmax(full_logits(tiny[0], list(ids))[-1].double() / temperature, -1) * n
@@ -169,7 +170,7 @@ def test_sampled_frequencies_match_the_softmax(tiny: tuple[Any, Any], temperatur
 def test_in_bfloat16_turns_differ_at_near_ties_only(tiny: tuple[Any, Any]) -> None:
     model = copy.deepcopy(tiny[0]).to(torch.bfloat16)
     contexts = prompts((6, 30, 17, 60, 9, 25, 44, 12), 16)
-    turns = play(TransformersPolicy(model, NO_CLOSE, PAD_ID), contexts, 0.0)
+    turns = play(TransformersPolicy(model, NO_CLOSE), contexts, 0.0)
     equal = 0
     for index, context in enumerate(contexts):
         ids, ours = list(context.ids), turns[index][0].ids
@@ -193,15 +194,64 @@ def test_equal_prompts_are_computed_once(tiny: tuple[Any, Any]) -> None:
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     try:
-        turns = play(TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID), group, 1.0)
+        turns = play(TransformersPolicy(tiny[0], NO_CLOSE), group, 1.0)
     finally:
         hook.remove()
     assert seen[:2] == [29, 1] and seen[2:] == [6] * 5
     assert len({tuple(turn[0].ids) for turn in turns.values()}) > 1
 
 
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_slots_go_to_the_next_prompt_and_are_dropped(tiny: tuple[Any, Any], slots: int) -> None:
+    """Contexts of many lengths and limits through few slots, results of many lengths in between;
+    every token and log-probability is that of a model that never heard of slots."""
+    plain = copy.deepcopy(tiny[0])
+    plain.set_attn_implementation("eager")
+    contexts = [
+        Prompt(context.ids, limit, context.seed)
+        for context, limit in zip(prompts(LENGTHS, 1), (9, 2, 14, 5, 3, 7), strict=True)
+    ]
+    contexts += [Prompt(contexts[2].ids, 4, (1,)), Prompt(contexts[2].ids, 6, (2,))]  # a group
+    results = {i: tuple(range(30, 30 + 1 + 5 * i % 17)) for i in range(len(contexts))}
+    widths: list[int] = []
+    turns: Turns = {index: [] for index in range(len(contexts))}
+
+    def on_turn(index: int, turn: Sampled) -> Continuation | None:
+        turns[index].append(turn)
+        going_on = len(turns[index]) <= index % 3
+        return Continuation(results[index], 2 + index) if going_on else None
+
+    policy = TransformersPolicy(tiny[0], NO_CLOSE, batch_size=slots)
+    hook = tiny[0].register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["slots"].last.numel()), with_kwargs=True
+    )
+    try:
+        policy.run(contexts, 0.0, on_turn)
+    finally:
+        hook.remove()
+    assert max(widths) <= slots
+    for index, context in enumerate(contexts):
+        ids = list(context.ids)
+        assert len(turns[index]) == 1 + index % 3
+        for turn in turns[index]:
+            logits = full_logits(plain, ids + turn.ids)[len(ids) - 1 : -1]
+            assert turn.ids == logits.argmax(-1).tolist()
+            expected = torch.log_softmax(logits, -1).amax(-1)
+            torch.testing.assert_close(torch.tensor(turn.logprobs), expected, rtol=0, atol=1e-4)
+            ids += [*turn.ids, *results[index]]
+
+
+def test_attention_that_slots_do_not_know_is_refused(tiny: tuple[Any, Any]) -> None:
+    policy = TransformersPolicy(copy.deepcopy(tiny[0]), NO_CLOSE)
+    for layer in policy.model.model.layers:
+        inner = layer.self_attn.forward
+        layer.self_attn.forward = partial(inner, softcap=30.0)
+    with pytest.raises(FerrataError, match="softcap"):
+        play(policy, prompts((6,), 1), 0.0)
+
+
 def test_limits_of_one_token_and_no_prompts(tiny: tuple[Any, Any]) -> None:
-    policy = TransformersPolicy(tiny[0], NO_CLOSE, PAD_ID)
+    policy = TransformersPolicy(tiny[0], NO_CLOSE)
     policy.run([], 0.0, lambda index, turn: None)
     turns = play(policy, prompts((6, 9), 1), 0.0, (31,), 1)
     assert [len(turn.ids) for both in turns.values() for turn in both] == [1, 1, 1, 1]
@@ -213,7 +263,7 @@ def test_sliding_windows_are_refused(tiny: tuple[Any, Any]) -> None:
     model = copy.deepcopy(tiny[0])
     model.config.sliding_window = 64
     with pytest.raises(FerrataError, match="base model"):
-        TransformersPolicy(model, 1, 0)
+        TransformersPolicy(model, 1)
 
 
 def test_precision_is_resolved() -> None:

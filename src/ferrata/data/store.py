@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,14 +25,17 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise FerrataError(str(path), found="no such file", hint="run `dvc repro prepare`")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(io.StringIO(path.read_text(encoding="utf-8")), start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"not {type(row).__name__}")
+            rows.append(row)
+        except ValueError as error:
             raise FerrataError(
                 f"{path}, line {number}",
                 found=repr(line[:80]),
-                expected=f"a JSON object ({error.msg})",
+                expected=f"a JSON object ({error})",
                 hint="run `dvc repro prepare` to write the file again",
             ) from error
     if not rows:

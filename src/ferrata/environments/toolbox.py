@@ -11,7 +11,7 @@ from typing import Any
 
 from ferrata.environments.base import ToolError
 
-EXPRESSION = re.compile(r"^[0-9+\-*/(). ]+$")
+EXPRESSION = re.compile(r"[0-9+\-*/(). ]+")
 MAX_EXPRESSION = (
     100  # characters; with no power operator this bounds the work and the size of the result
 )
@@ -37,7 +37,7 @@ def calculator(expression: str) -> str:
 
     if len(expression) > MAX_EXPRESSION:
         raise ToolError(f"longer than {MAX_EXPRESSION} characters")
-    if not EXPRESSION.match(expression) or "**" in expression:
+    if not EXPRESSION.fullmatch(expression) or "**" in expression:
         raise ToolError("only numbers and + - * / ( )")
     import ast
 
@@ -53,6 +53,8 @@ def calculator(expression: str) -> str:
         raise ToolError("division by zero") from None
     except Exception:  # syntax errors of several kinds, overflow: all are the caller's
         raise ToolError("not a complete expression") from None
+    if not isinstance(value, int | float):  # `...` is an expression too
+        raise ToolError("not a complete expression")
     if isinstance(value, float) and not abs(value) < 1e15:
         raise ToolError("the result is too large")
     return number_text(value)

@@ -6,13 +6,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from ferrata.episodes.slots import Piece, SlotCache, forward, use_slots
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
     from transformers import PreTrainedModel
+
+KEEP = 0.75  # slots are dropped when at most this share is in use and nobody waits
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,14 @@ def cpu_flags() -> frozenset[str]:
 
 @dataclass
 class _Row:
+    """A context in play. `pending` is what the next pass appends, from `position` on."""
+
     index: int
+    slot: int
+    position: int
+    pending: list[int]
     limit: int
     random: np.random.Generator | None
-    forced: deque[int] = field(default_factory=deque)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -107,24 +115,20 @@ class _Row:
 class TransformersPolicy:
     """A transformers model in this process.
 
-    All live contexts of a batch advance by one token per forward pass: the next token is sampled,
-        or it is the next of
-    those that the environment wrote (they are fed through the same pass, so contexts never wait for
-    each other). The key-value cache lives as long as the context; finished contexts leave the
-    batch. The prompts' common beginning is computed once, and equal prompts (a group) are computed
-    once.
+    Every pass appends to each live context what it has waiting (the token just sampled, a tool
+    result behind it, a whole new prompt) and samples its next token, so no context ever waits for
+    another. Keys and values live as long as the context; a finished context's slot goes to the
+    next prompt, and slots that nobody needs are dropped. The prompts' common beginning is computed
+    once, and equal prompts that start together (a group) are computed once.
 
     Args:
         model: on its device and in its dtype; put in eval mode here. Full attention only (no
             sliding windows).
         close_id: token that closes a turn.
-        pad_id: fills the left of shorter prompts; masked.
-        batch_size: contexts played together.
+        batch_size: contexts played at the same time.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, close_id: int, pad_id: int, batch_size: int = 64
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, close_id: int, batch_size: int = 64) -> None:
         window = getattr(model.config, "sliding_window", None)
         if window is not None and getattr(model.config, "use_sliding_window", True):
             from ferrata.errors import FerrataError
@@ -132,139 +136,127 @@ class TransformersPolicy:
             raise FerrataError(
                 "base model",
                 found=f"attention with a sliding window of {window} tokens",
-                expected="full attention: contexts share one padded cache",
+                expected="full attention: contexts of any length share one cache",
                 hint="use a model with full attention",
             )
+        use_slots(model)
         self.model = model.eval()
         self._close_id = close_id
-        self._pad_id = pad_id
         self._batch_size = batch_size
 
     def run(self, prompts: Sequence[Prompt], temperature: float, on_turn: OnTurn) -> None:
         import torch
 
-        for start in range(0, len(prompts), self._batch_size):
-            part = prompts[start : start + self._batch_size]
-            rows = [
-                _Row(start + i, p.limit, uniforms(p.seed) if temperature > 0 else None)
-                for i, p in enumerate(part)
-            ]
-            with torch.inference_mode():
-                self._play(part, rows, temperature, on_turn)
+        if not prompts:
+            return
+        with torch.inference_mode():
+            self._play(prompts, temperature, on_turn)
 
-    def _play(
-        self, prompts: Sequence[Prompt], rows: list[_Row], temperature: float, on_turn: OnTurn
-    ) -> None:
-        import torch
+    def _play(self, prompts: Sequence[Prompt], temperature: float, on_turn: OnTurn) -> None:
+        waiting = deque(enumerate(prompts))
+        free = list(range(min(self._batch_size, len(prompts))))
+        cache = SlotCache(len(free))
+        prefix = shared_prefix([prompt.ids for prompt in prompts])
+        if prefix:  # it stays in its slot when the slot goes to another prompt
+            forward(self.model, [Piece(0, 0, prefix)], cache)
+            cache.copy(0, free[1:], len(prefix))
+        live: list[_Row] = []
+        while waiting or live:
+            leader_of: dict[tuple[int, ...], _Row] = {}
+            followers: list[tuple[_Row, _Row]] = []
+            while waiting and free:
+                index, prompt = waiting.popleft()
+                row = _Row(
+                    index,
+                    free.pop(0),
+                    len(prefix),
+                    list(prompt.ids[len(prefix) :]),
+                    prompt.limit,
+                    uniforms(prompt.seed) if temperature > 0 else None,
+                )
+                leader = leader_of.setdefault(tuple(prompt.ids), row)
+                if leader is row:
+                    live.append(row)
+                else:
+                    followers.append((row, leader))
+            live = self._pass(live, followers, cache, temperature, on_turn)
+            used = {row.slot for row in live}
+            free = [slot for slot in range(cache.slots) if slot not in used]
+            if not waiting and live and len(live) <= KEEP * cache.slots:
+                live.sort(key=lambda row: row.slot)
+                cache.keep([row.slot for row in live])
+                for slot, row in enumerate(live):
+                    row.slot = slot
+                free = []
 
-        cache, mask_BL, logits_BV = self._prefill(prompts)
-        positions = [len(p.ids) for p in prompts]
-        while rows:
-            chosen = self._choose(logits_BV, rows, temperature)
-            keep: list[int] = []
-            feed: list[int] = []
-            for place, row in enumerate(rows):
-                token = self._advance(row, chosen.get(place), on_turn)
-                if token is not None:
-                    keep.append(place)
-                    feed.append(token)
-            if not keep:
-                return
-            if len(keep) < len(rows):
-                rows = [rows[i] for i in keep]
-                positions = [positions[i] for i in keep]
-                index = torch.tensor(keep, device=mask_BL.device)
-                mask_BL = mask_BL[index]
-                cache.batch_select_indices(index)
-            mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(rows), 1)], dim=1)
-            logits_BV = self._forward(
-                torch.tensor([[token] for token in feed]),
-                mask_BL,
-                torch.tensor(positions)[:, None],
-                cache,
-            )
-            positions = [position + 1 for position in positions]
-
-    def _advance(self, row: _Row, token: tuple[int, float] | None, on_turn: OnTurn) -> int | None:
-        """The next token to feed for a row, or None where its context has ended."""
-        if row.forced:
-            return row.forced.popleft()
-        assert token is not None
-        row.ids.append(token[0])
-        row.logprobs.append(token[1])
-        closed = token[0] == self._close_id
-        if closed or len(row.ids) >= row.limit:
-            going_on = on_turn(row.index, Sampled(row.ids, row.logprobs, closed))
-            if going_on is None:
-                return None
-            row.forced, row.limit = deque(going_on.ids), going_on.limit
-            row.ids, row.logprobs = [], []
-        return token[0]
-
-    def _choose(
-        self, logits_BV: Tensor, rows: list[_Row], temperature: float
-    ) -> dict[int, tuple[int, float]]:
-        """Token and log-probability for each row that samples; by inversion of the cumulative
-        distribution."""
-        import torch
-
-        places = [place for place, row in enumerate(rows) if not row.forced]
-        if not places:
-            return {}
-        logits_SV = logits_BV[places].float()
-        if temperature == 0:
-            ids_S = logits_SV.argmax(-1)
-        else:
-            logits_SV = logits_SV / temperature
-            draws = [rows[p].random.random() for p in places]  # type: ignore[union-attr]
-            cumulative_SV = torch.softmax(logits_SV, -1).cumsum(-1)
-            targets_S = torch.tensor(draws, device=logits_SV.device, dtype=cumulative_SV.dtype)
-            targets_S = targets_S * cumulative_SV[:, -1]
-            ids_S = torch.searchsorted(cumulative_SV, targets_S[:, None], right=True)[:, 0]
-            ids_S = ids_S.clamp_(max=logits_SV.shape[-1] - 1)
-        norms_S = torch.logsumexp(logits_SV, -1)
-        logprobs_S = logits_SV.gather(1, ids_S[:, None])[:, 0] - norms_S
-        pairs = zip(ids_S.tolist(), logprobs_S.tolist(), strict=True)
-        return dict(zip(places, pairs, strict=True))
-
-    def _prefill(self, prompts: Sequence[Prompt]) -> tuple[Any, Tensor, Tensor]:
-        """Cache, mask (B, L) and next-token logits (B, V) of all prompts."""
-        import torch
-        from transformers import DynamicCache
-
-        unique = list(dict.fromkeys(tuple(p.ids) for p in prompts))
-        row_of = {ids: i for i, ids in enumerate(unique)}
-        low, high = min(unique), max(unique)  # what these two share, all share
-        most = min(len(ids) for ids in unique) - 1  # at least one token of each is left to feed
-        shared = next((i for i in range(most) if low[i] != high[i]), most)
-        widest = max(len(ids) for ids in unique) - shared
-        cache = DynamicCache()
-        if shared:
-            ids_1P = torch.tensor([unique[0][:shared]])
-            self._forward(ids_1P, torch.ones_like(ids_1P), torch.arange(shared)[None], cache)
-            cache.batch_repeat_interleave(len(unique))
-        pads = [widest - (len(ids) - shared) for ids in unique]
-        tail_US = [
-            [self._pad_id] * pad + list(ids[shared:]) for pad, ids in zip(pads, unique, strict=True)
-        ]
-        mask_UL = torch.ones(len(unique), shared + widest, dtype=torch.long)
-        for row, pad in enumerate(pads):
-            mask_UL[row, shared : shared + pad] = 0
-        positions_US = (mask_UL.cumsum(-1) - 1)[:, shared:].clamp(min=0)
-        logits_UV = self._forward(torch.tensor(tail_US), mask_UL, positions_US, cache)
-        index = torch.tensor([row_of[tuple(p.ids)] for p in prompts], device=logits_UV.device)
-        cache.batch_select_indices(index)
-        return cache, mask_UL.to(logits_UV.device)[index], logits_UV[index]
-
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Feed ids (B, S) and return the logits (B, V) behind the last of them."""
-        device = self.model.device
-        output = self.model(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            position_ids=positions.to(device),
-            cache=cache,
-            use_cache=True,
-            logits_to_keep=1,
+    def _pass(
+        self,
+        rows: list[_Row],
+        followers: list[tuple[_Row, _Row]],
+        cache: SlotCache,
+        temperature: float,
+        on_turn: OnTurn,
+    ) -> list[_Row]:
+        """Append what is pending, sample the next token of every row; returns the rows that go
+        on. Followers have the same prompt as their leader and take over its keys and logits."""
+        rows.sort(key=lambda row: row.slot)
+        place_of = {id(row): place for place, row in enumerate(rows)}
+        logits_BV = forward(
+            self.model, [Piece(row.slot, row.position, row.pending) for row in rows], cache
         )
-        return output.logits[:, -1]
+        for row in rows:
+            row.position += len(row.pending)
+        if followers:
+            for row, leader in followers:
+                row.position = leader.position
+                cache.copy(leader.slot, [row.slot], row.position)
+            places = [place_of[id(leader)] for _, leader in followers]
+            logits_BV = logits_BV[[*range(len(rows)), *places]]
+            rows = [*rows, *(row for row, _ in followers)]
+        tokens, logprobs = choose(logits_BV, [row.random for row in rows], temperature)
+        going_on = []
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            row.pending = [token]
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            closed = token == self._close_id
+            if closed or len(row.ids) >= row.limit:
+                answer = on_turn(row.index, Sampled(row.ids, row.logprobs, closed))
+                if answer is None:
+                    continue
+                row.pending += answer.ids
+                row.limit = answer.limit
+                row.ids, row.logprobs = [], []
+            going_on.append(row)
+        return going_on
+
+
+def shared_prefix(contexts: Sequence[Sequence[int]]) -> list[int]:
+    """What all contexts begin with; at least one token of each is left over."""
+    low, high = min(contexts, key=list), max(contexts, key=list)  # what these share, all share
+    most = min(len(ids) for ids in contexts) - 1
+    shared = next((i for i in range(most) if low[i] != high[i]), most)
+    return list(low[:shared])
+
+
+def choose(
+    logits_BV: Tensor, random: Sequence[np.random.Generator | None], temperature: float
+) -> tuple[list[int], list[float]]:
+    """The next token of every row and its log-probability at this temperature; sampled by
+    inversion of the cumulative distribution with one number of the row's own generator."""
+    import torch
+
+    logits_BV = logits_BV.float()
+    if temperature > 0:
+        logits_BV = logits_BV / temperature
+    logprobs_BV = torch.log_softmax(logits_BV, -1)
+    if temperature == 0:
+        ids_B = logits_BV.argmax(-1)
+    else:
+        cumulative_BV = logprobs_BV.exp().cumsum(-1)
+        draws = [generator.random() for generator in random if generator is not None]
+        targets_B = torch.tensor(draws, device=cumulative_BV.device, dtype=cumulative_BV.dtype)
+        targets_B = targets_B * cumulative_BV[:, -1]
+        ids_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0]
+        ids_B = ids_B.clamp_(max=logits_BV.shape[-1] - 1)
+    return ids_B.tolist(), logprobs_BV.gather(1, ids_B[:, None])[:, 0].tolist()

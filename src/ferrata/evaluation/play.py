@@ -59,7 +59,7 @@ def model_rows(
     chosen = params.evaluate
     assembler = Assembler(load_tokenizer(folder), params.chat.system)
     model = load_model(folder, resolve_dtype(chosen.precision))
-    policy = TransformersPolicy(model, assembler.close_id, assembler.pad_id, chosen.batch_size)
+    policy = TransformersPolicy(model, assembler.close_id, chosen.batch_size)
     environment = get_environment(next(iter(splits.values()))[0].environment)
     engine = Engine(
         environment, assembler, policy, params.episodes, shots=few_shot(environment, shots)

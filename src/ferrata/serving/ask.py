@@ -32,7 +32,7 @@ def play_one(
 ) -> Trajectory:
     """One episode of a task, with the tools and budgets of training."""
     assembler = Assembler(tokenizer, params.chat.system)
-    policy = TransformersPolicy(model, assembler.close_id, assembler.pad_id, 1)
+    policy = TransformersPolicy(model, assembler.close_id, 1)
     engine = Engine(
         get_environment(task.environment), assembler, policy, params.episodes, observer=observer
     )

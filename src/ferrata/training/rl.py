@@ -212,7 +212,7 @@ def train_rl(
     assembler = Assembler(tokenizer, system)
     copy = load_model(start, resolve_dtype(params.precision))
     size = max(params.tasks_per_step * params.group_size, VALIDATION_BATCH)
-    policy = TransformersPolicy(copy, assembler.close_id, assembler.pad_id, size)
+    policy = TransformersPolicy(copy, assembler.close_id, size)
     engine = Engine(environment, assembler, policy, budgets)
     rollout = Rollout(train, engine, policy, params.temperature, seed)
     best = Best(scratch / "best")
