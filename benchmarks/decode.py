@@ -68,9 +68,7 @@ def _prompts(size: int, length: int, vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(size)]
 
 
-def _engine(
-    model: Any, prompts: list[list[int]], temperature: float
-) -> Callable[[int], None]:
+def _engine(model: Any, prompts: list[list[int]], temperature: float) -> Callable[[int], None]:
     from ferrata.episodes.policies import Prompt, TransformersPolicy
 
     # No token has the id -1, so no turn is closed before its limit.

@@ -17,12 +17,13 @@ from ferrata.environments.tool_use import ToolUse
 SYSTEM = 'Use tools. End with "Answer:" and the result.'
 
 
-def budgets(**changes: int) -> EpisodesParams:
+def budgets(**changes: float) -> EpisodesParams:
     values = {
         "max_turns": 5,
         "max_turn_tokens": 120,
         "max_context_tokens": 2048,
         "max_invalid_calls": 3,
+        "invalid_call_cost": 0.0,
         "max_result_chars": 200,
     }
     return EpisodesParams.model_validate(values | changes)

@@ -190,7 +190,11 @@ def test_malformed_calls_are_errors(assembler: Assembler, text: str) -> None:
 
 @pytest.mark.parametrize(
     "token",
-    [OPEN, PAD, CLOSE],  # a tokenizer need not name OPEN as special (`base.source: scratch` does not)
+    [
+        OPEN,
+        PAD,
+        CLOSE,
+    ],  # a tokenizer need not name OPEN as special (`base.source: scratch` does not)
 )
 def test_control_tokens_inside_a_turn_are_an_error(assembler: Assembler, token: str) -> None:
     text = f'[lookup(item="{token}")]{CLOSE}'

@@ -264,6 +264,18 @@ def test_too_many_invalid_calls_end_the_episode(
     assert (record.turns, record.calls, record.invalid_calls) == (1, 4, 4)
 
 
+def test_calls_that_could_not_be_run_cost_what_params_say(
+    assembler: Assembler, tasks: list[Task], limits: Limits
+) -> None:
+    right = f"Answer: {tasks[0].answer}{CLOSE}"
+    two = "[search(), calculator()]" + CLOSE
+    record = play(assembler, limits(invalid_call_cost=0.1), tasks[0], BAD, two, right)
+    assert record.rewards == [{"invalid_calls": -0.1}, {"invalid_calls": -0.2}, {"answer": 1.0}]
+    assert record.episode_return == pytest.approx(0.7) and record.success
+    free = play(assembler, limits(invalid_call_cost=0.0), tasks[0], BAD, two, right)
+    assert free.rewards == [{"answer": 1.0}] and free.invalid_calls == record.invalid_calls == 3
+
+
 def test_a_tool_that_breaks_ends_the_episode(
     assembler: Assembler, tasks: list[Task], limits: Limits
 ) -> None:

@@ -98,9 +98,7 @@ def test_greedy_turns_equal_generate(tiny: tuple[Any, Any]) -> None:
 def test_the_rest_of_the_batch_does_not_matter(tiny: tuple[Any, Any]) -> None:
     contexts = prompts(LENGTHS, 8)
     for temperature in (0.0, 1.0):
-        whole = play(
-            TransformersPolicy(tiny[0], NO_CLOSE), contexts, temperature, EXTENSION, 5
-        )
+        whole = play(TransformersPolicy(tiny[0], NO_CLOSE), contexts, temperature, EXTENSION, 5)
         parts = play(
             TransformersPolicy(tiny[0], NO_CLOSE, batch_size=2),
             contexts[::-1],

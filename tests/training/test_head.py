@@ -9,18 +9,30 @@ import pytest
 import torch
 
 from ferrata.training.head import score_labels_only
+from ferrata.training.tree import make_tree
 
 
-def run(model: Any, labels_BT: torch.Tensor, ids_BT: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+def run(
+    model: Any, labels_BT: torch.Tensor, ids_BT: torch.Tensor, mask_BT: torch.Tensor | None = None
+) -> tuple[Any, dict[str, Any]]:
     model.zero_grad()
     output = model(
         input_ids=ids_BT,
-        attention_mask=torch.ones_like(ids_BT),
+        attention_mask=torch.ones_like(ids_BT) if mask_BT is None else mask_BT,
         labels=labels_BT,
+        use_cache=False,
         fused_lm_head=True,
     )
     (output.loss + 0.1 * output.log_probs.square().sum()).backward()
     return output, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    """Equal up to float32 rounding of the largest entry: sums are taken in another order."""
+    assert ours.keys() == theirs.keys()
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=0, atol=5e-6 * largest)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -45,9 +57,7 @@ def test_values_and_gradients_equal_trls_head(tiny: tuple[Any, Any], temperature
     assert torch.equal(got.is_top1.bool(), expected.is_top1.bool())
     assert 0 < mask_BT.sum() < mask_BT.numel()
     assert not got.log_probs[~mask_BT].any() and got.log_probs[mask_BT].lt(0).all()
-    assert our_gradients.keys() == their_gradients.keys()
-    for name, gradient in their_gradients.items():
-        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(our_gradients, their_gradients)
 
 
 def test_log_probs_are_those_of_a_full_forward(tiny: tuple[Any, Any]) -> None:
@@ -76,3 +86,73 @@ def test_no_label_at_all_gives_zero_gradients(tiny: tuple[Any, Any]) -> None:
     output, gradients = run(model, torch.full_like(ids_BT, -100), ids_BT)
     assert output.loss.item() == 0
     assert all(not gradient.any() for gradient in gradients.values())
+
+
+def batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask of rows with a common beginning, padded in one of the ways that trainers pad."""
+    generator = torch.Generator().manual_seed(8)
+    shared, lengths, left = {
+        "left and right": (9, (20, 12, 15, 10), (3, 1, 4, 0)),
+        "right": (9, (20, 12, 15, 10), (0, 0, 0, 0)),
+        "one row": (0, (14,), (2,)),
+        "equal rows": (12, (12, 12, 12), (0, 1, 2)),
+        "one row is the beginning of all": (10, (10, 18, 11), (0, 0, 0)),
+        "nothing shared": (0, (7, 13), (1, 0)),
+    }[name]
+    ids = torch.zeros(len(lengths), 26, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    beginning = torch.randint(10, 300, (shared,), generator=generator)
+    for row, (length, pad) in enumerate(zip(lengths, left, strict=True)):
+        own = torch.randint(10, 300, (length - shared,), generator=generator)
+        ids[row, pad : pad + length] = torch.cat([beginning, own])
+        mask[row, pad : pad + length] = 1
+    return ids, mask
+
+
+BATCHES = (
+    "left and right",
+    "right",
+    "one row",
+    "equal rows",
+    "one row is the beginning of all",
+    "nothing shared",
+)
+
+
+@pytest.mark.parametrize("everything", [True, False])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_tree_has_the_values_and_gradients_of_the_padded_batch(
+    tiny: tuple[Any, Any], name: str, everything: bool
+) -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
+    outputs = ("log_probs", "entropy", "is_top1")
+    theirs, ours = copy.deepcopy(tiny[0]), copy.deepcopy(tiny[0])
+    theirs.set_attn_implementation("eager")
+    add_fused_lm_head(theirs, 1.0, outputs=outputs)
+    add_fused_lm_head(ours, 1.0, outputs=outputs)
+    score_labels_only(ours)
+    ids, mask = batch(name)
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[torch.arange(len(ids)), mask.argmax(1)] = -100  # nothing comes before the first token
+    if not everything:
+        labels[:, :11] = -100
+        labels[:, 15] = -100
+    seen: list[int] = []
+    ours.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    expected, their_gradients = run(theirs, labels, ids, mask)
+    got, our_gradients = run(ours, labels, ids, mask)
+    for value in ("loss", "log_probs", "entropy"):
+        torch.testing.assert_close(getattr(got, value), getattr(expected, value), rtol=0, atol=1e-5)
+    assert_same_gradients(our_gradients, their_gradients)
+    assert seen == [make_tree(ids, mask).ids_N.numel()]
+    assert seen[0] < mask.sum() or name in ("one row", "nothing shared")
+
+
+def test_a_mask_with_a_hole_is_refused() -> None:
+    ids = torch.arange(8).view(2, 4)
+    for mask in ([[1, 0, 1, 1], [1, 1, 1, 1]], [[0, 0, 0, 0], [1, 1, 1, 1]]):
+        with pytest.raises(ValueError, match="attention mask"):
+            make_tree(ids, torch.tensor(mask))

@@ -10,7 +10,7 @@ from ferrata.config.section import Section, Text
 
 # metrics/summary.json has these beside the arms of a split, so an arm of that name would overwrite
 # them.
-RESERVED = ("sampled", "rl_minus_sft")
+RESERVED = ("sampled", "rl_minus_sft", "rl_minus_demonstrator")
 NAME_PATTERN = r"[a-z][a-z0-9_]*"
 
 

@@ -1,4 +1,4 @@
-"""Section `episodes`: budgets of one episode, the same for RL, evaluation and chat."""
+"""Section `episodes`: budgets and costs of one episode, the same for RL, evaluation and chat."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class EpisodesParams(Section):
     max_turn_tokens: Count = Field(description="sampled tokens per turn, closing token included")
     max_context_tokens: Count = Field(description="tokens of a whole context, prompt included")
     max_invalid_calls: int = Field(ge=0, description="malformed calls that are answered")
+    # More than 1 would let a single slip outweigh the answer.
+    invalid_call_cost: float = Field(
+        ge=0, le=1, description="subtracted from the return for each call that could not be run"
+    )
     max_result_chars: Count = Field(description="characters kept of a tool result")
 
     @field_validator("max_context_tokens")

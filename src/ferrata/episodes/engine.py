@@ -23,6 +23,7 @@ from ferrata.episodes.trajectory import Context, StopReason, Trajectory
 from ferrata.errors import FerrataError
 
 CUT = " ...[cut]"
+INVALID = "invalid_calls"  # reward part: a cost, whatever the environment
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Engine:
         seed: int,
         step: int = 0,
         samples: Sequence[int] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> list[Trajectory]:
         """Play one episode per entry of `tasks`; trajectories come back in the same order.
 
@@ -73,6 +75,7 @@ class Engine:
             temperature: 0 is greedy.
             seed, step: with the task's id and the sample they key the random numbers of an episode.
             samples: which sample of its task each entry is; default 0.
+            progress: called with 1 whenever an episode has ended.
 
         Raises:
             FerrataError: a task's prompt does not fit into the context budget.
@@ -102,9 +105,14 @@ class Engine:
             )
             for message in observation.messages:
                 self._observe(len(live) - 1, message)
-        self._policy.run(
-            prompts, temperature, lambda index, turn: self._turn(index, live[index], turn)
-        )
+
+        def on_turn(index: int, turn: Sampled) -> Continuation | None:
+            going_on = self._turn(index, live[index], turn)
+            if going_on is None and progress is not None:
+                progress(1)
+            return going_on
+
+        self._policy.run(prompts, temperature, on_turn)
         return [episode.trajectory for episode in live]
 
     def _limit(self, used: int) -> int:
@@ -132,7 +140,10 @@ class Engine:
         if step.rewards:
             record.rewards.append(dict(step.rewards[episode.agent]))
         record.calls += len(step.results)
-        record.invalid_calls += sum(r.outcome in ("invalid", "refused") for r in step.results)
+        invalid = sum(r.outcome in ("invalid", "refused") for r in step.results)
+        record.invalid_calls += invalid
+        if invalid and self._budgets.invalid_call_cost:
+            record.rewards.append({INVALID: -self._budgets.invalid_call_cost * invalid})
         record.failed_calls += sum(r.outcome == "failed" for r in step.results)
         if step.done:
             record.answer = step.answer

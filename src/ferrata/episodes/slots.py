@@ -200,7 +200,8 @@ def attend(
         # Query heads that share a key-value head stand together: one matrix product for all.
         q = query[0][:, part.grid_RS].view(kv_heads, -1, rows, columns, size)
         q = q.permute(2, 0, 1, 3, 4).reshape(rows, kv_heads, -1, size)
-        scores = torch.matmul(q, keys.transpose(2, 3)).float() * scaling
+        # Keys on the left: the cache, which is large, is read as it lies; transposing it copies it.
+        scores = torch.matmul(keys, q.transpose(2, 3)).transpose(2, 3).float() * scaling
         scores = scores.view(rows, kv_heads, -1, columns, scores.shape[-1])
         scores = scores + part.mask_RSL[:, None, None]
         weights = torch.softmax(scores, -1).to(values.dtype).flatten(2, 3)

@@ -27,12 +27,12 @@ def schedule(
     splits: Mapping[str, Sequence[Task]], params: EvaluateParams
 ) -> Iterator[tuple[str, list[Task], list[int]]]:
     """What is played: (mode, tasks, which sample of its task each is), every task greedily and some
-    sampled."""
-    for tasks in splits.values():
-        yield "greedy", list(tasks), [0] * len(tasks)
-        some = tasks[: params.sampled_tasks]
-        numbers = [k for _ in some for k in range(params.samples)]
-        yield "sampled", [task for task in some for _ in range(params.samples)], numbers
+    of each split sampled."""
+    whole = [task for tasks in splits.values() for task in tasks]
+    yield "greedy", whole, [0] * len(whole)
+    some = [task for tasks in splits.values() for task in tasks[: params.sampled_tasks]]
+    numbers = [k for _ in some for k in range(params.samples)]
+    yield "sampled", [task for task in some for _ in range(params.samples)], numbers
 
 
 def few_shot(environment: Environment, tasks: Sequence[Task]) -> list[Message]:
@@ -68,14 +68,14 @@ def model_rows(
     work = list(schedule(splits, chosen))
     with tqdm(total=sum(len(tasks) for _, tasks, _ in work), desc=label, unit="episode") as bar:
         for mode, tasks, samples in work:
-            temperature = chosen.temperature if mode == "sampled" else 0.0
-            for start in range(0, len(tasks), chosen.batch_size):
-                part = slice(start, start + chosen.batch_size)
-                episodes = engine.play(
-                    tasks[part], temperature=temperature, seed=params.seed, samples=samples[part]
-                )
-                played += [(mode, episode) for episode in episodes]
-                bar.update(len(episodes))
+            episodes = engine.play(
+                tasks,
+                temperature=chosen.temperature if mode == "sampled" else 0.0,
+                seed=params.seed,
+                samples=samples,
+                progress=bar.update,
+            )
+            played += [(mode, episode) for episode in episodes]
     return played
 
 

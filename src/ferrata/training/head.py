@@ -2,9 +2,10 @@
 
 TRL's fused head scores every position where there is no Triton, and accumulates its gradients with
 float32 products: on two CPU cores that is more than half of a training step of SmolLM2-135M. Here
-    the head is applied to the labelled
-positions only. On a GPU TRL's own head stays. This relies on how TRL 1.16 calls the model
-(`fused_lm_head=True`, `FusedCausalLMOutput`); tests compare values and gradients with TRL's.
+the head is applied to the labelled positions only, and the batch goes through the model as a tree
+(`ferrata.training.tree`) where the model allows it. On a GPU TRL's own head stays. This relies on
+how TRL 1.16 calls the model (`fused_lm_head=True`, `FusedCausalLMOutput`); tests compare values and
+gradients with TRL's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import functools
 import types
 from typing import Any
+
+from ferrata.training.tree import fits, hidden, make_tree, use_trees
 
 
 def score_labels_only(model: Any, temperature: float = 1.0) -> None:
@@ -25,6 +28,9 @@ def score_labels_only(model: Any, temperature: float = 1.0) -> None:
     if plain.device.type != "cpu":
         return
     ordinary = plain.forward
+    packs = fits(plain)
+    if packs:
+        use_trees(plain)
 
     @functools.wraps(type(plain).forward)
     def forward(
@@ -35,11 +41,17 @@ def score_labels_only(model: Any, temperature: float = 1.0) -> None:
         import torch
         from trl.trainer.utils import FusedCausalLMOutput
 
-        kwargs["use_cache"] = False
-        hidden_BTH = self.base_model(*args, **kwargs).last_hidden_state[:, :-1]
         labels_BT = labels[:, 1:]
         mask_BT = labels_BT != -100
-        logits_NV = self.get_output_embeddings()(hidden_BTH[mask_BT]).float() / temperature
+        kwargs.pop("use_cache", None)
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        if packs and not args and kwargs.keys() <= {"input_ids", "attention_mask"}:
+            tree = make_tree(kwargs["input_ids"], kwargs.get("attention_mask"))
+            hidden_NH = hidden(self.base_model, tree)[tree.place_BT[:, :-1][mask_BT]]
+        else:
+            output = self.base_model(*args, use_cache=False, **kwargs)
+            hidden_NH = output.last_hidden_state[:, :-1][mask_BT]
+        logits_NV = self.get_output_embeddings()(hidden_NH).float() / temperature
         targets_N = labels_BT[mask_BT]
         log_z_N = logits_NV.logsumexp(-1)
         log_probs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - log_z_N
