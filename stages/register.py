@@ -14,7 +14,8 @@ from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.errors import FerrataError, run_main
 from ferrata.tracking.registry import load_registered, model_hash, register_model
-from ferrata.tracking.runs import TrackingUnreachable, stage_run
+from ferrata.tracking.runs import stage_run
+from ferrata.tracking.store import TrackingUnreachable
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferrata.tracking import runs
+from ferrata.tracking import store
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -22,7 +22,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for key in list(os.environ):
         if key.startswith(("MLFLOW_", "DVC_")) or key == "RANK":
             monkeypatch.delenv(key)
-    runs.prepare_environment()  # through os.environ, so undone below
+    store.prepare_environment()  # through os.environ, so undone below
     yield
     for key in list(os.environ):
         if key.startswith("MLFLOW_"):

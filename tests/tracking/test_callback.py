@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ferrata.tracking.callback import RunCallback
-from ferrata.tracking.runs import connect, stage_run
+from ferrata.tracking.runs import stage_run
+from ferrata.tracking.store import connect
 
 
 def test_a_real_trainer_logs_through_the_callback(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ferrata.errors import FerrataError
-from ferrata.tracking import registry, runs
+from ferrata.tracking import lineage, registry, store
 from ferrata.tracking.registry import Registered, load_registered, model_hash, register_model
-from ferrata.tracking.runs import TrackingUnreachable, stage_run
+from ferrata.tracking.runs import stage_run
+from ferrata.tracking.store import TrackingUnreachable
 
 
 def register(project: Path, folder: Path, alias: str = "challenger") -> Registered:
@@ -68,7 +69,7 @@ def test_once_per_hash_alias_moves_and_model_comes_back(
     second_dir = tmp_path / "second"
     make_model(second_dir, seed=1)
     assert register(project, second_dir) == Registered("2", created=True)
-    client = runs.connect(project)[0]
+    client = store.connect(project)[0]
     assert str(client.get_model_version_by_alias("agent", "challenger").version) == "2"
 
     assert register(project, model_dir) == Registered("1", created=False)
@@ -78,7 +79,7 @@ def test_once_per_hash_alias_moves_and_model_comes_back(
     version = client.get_model_version("agent", "1")
     assert version.tags["ferrata.model_hash"] == model_hash(model_dir)
     assert version.tags["ferrata.score.tool_use.test.rl.success"] == "0.5"
-    assert version.tags["ferrata.commit"] == runs.git_commit(project)
+    assert version.tags["ferrata.commit"] == lineage.git_commit(project)
     assert version.tags["ferrata.stage"] == "register"
 
     requirements = next(project.glob("mlartifacts/**/requirements.txt")).read_text().split()

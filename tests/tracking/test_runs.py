@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from ferrata.tracking import runs
+from ferrata.tracking import lineage, runs, store
 from ferrata.tracking.runs import StageRun, stage_run
 
 SRC = Path(runs.__file__).parents[2]
 
 
 def client_of(root: Path) -> Any:
-    return runs.connect(root)[0]
+    return store.connect(root)[0]
 
 
 def all_runs(root: Path) -> list[Any]:
-    client, _, experiment = runs.connect(root)
+    client, _, experiment = store.connect(root)
     return list(client.search_runs([experiment]))
 
 
@@ -55,7 +55,7 @@ def test_a_run_holds_params_metrics_tags_and_dataset(
     assert [(m.step, m.value) for m in history] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
     tags = stored.data.tags
     assert tags["ferrata.stage"] == "sft" and tags["extra"] == "7"
-    assert tags["ferrata.commit"] == runs.git_commit(project)
+    assert tags["ferrata.commit"] == lineage.git_commit(project)
     assert tags["mlflow.parentRunId"] == run.parent_id
     assert tags["ferrata.deps.data/a"] == "0123", "the producer's hash, not the stale one"
     assert "ferrata.deps.src/b" not in tags
@@ -83,7 +83,7 @@ def test_stages_of_one_pipeline_share_a_parent(
     assert len(set(parents)) == 1
     parent = client_of(project).get_run(parents[0])
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["ferrata.pipeline"] == runs.pipeline_key(project)
+    assert parent.data.tags["ferrata.pipeline"] == lineage.pipeline_key(project)
     monkeypatch.setenv("DVC_EXP_NAME", "it's-new")
     others = []
     for _ in range(2):
@@ -200,17 +200,17 @@ def test_a_temporary_experiment_writes_to_the_original_project(
     for folder in (tmp_path, copy):
         (folder / "dvc.yaml").write_text("stages: {}\n")
         (folder / "params.yaml").write_text(f"seed: {len(folder.parts)}\n")
-    assert runs.store_root(copy) == tmp_path.resolve()
-    assert runs.store_root(tmp_path) == tmp_path.resolve()
-    assert runs.tracking_uri(copy) == f"sqlite:///{tmp_path.resolve() / 'mlflow.db'}"
+    assert store.store_root(copy) == tmp_path.resolve()
+    assert store.store_root(tmp_path) == tmp_path.resolve()
+    assert store.tracking_uri(copy) == f"sqlite:///{tmp_path.resolve() / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
-    assert runs.tracking_uri(copy) == f"sqlite:///{tmp_path.resolve() / 'own.db'}"
+    assert store.tracking_uri(copy) == f"sqlite:///{tmp_path.resolve() / 'own.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://example.org")
-    assert runs.tracking_uri(copy) == "http://example.org"
+    assert store.tracking_uri(copy) == "http://example.org"
     # DVC_ROOT names the original project there, while parameters and commit are the copy's.
     monkeypatch.chdir(copy)
-    assert runs.workspace(tmp_path) == copy.resolve()
-    assert runs.pipeline_key(runs.workspace(tmp_path)) != runs.pipeline_key(tmp_path)
+    assert store.workspace(tmp_path) == copy.resolve()
+    assert lineage.pipeline_key(store.workspace(tmp_path)) != lineage.pipeline_key(tmp_path)
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ferrata.errors import FerrataError
-from ferrata.tracking.runs import (
-    StageRun,
-    TrackingUnreachable,
-    connect,
-    git_commit,
-    quiet_retries,
-    workspace,
-)
+from ferrata.tracking.lineage import git_commit
+from ferrata.tracking.runs import StageRun
+from ferrata.tracking.store import TrackingUnreachable, connect, quiet_retries, workspace
 
 REQUIREMENTS = ("torch", "transformers", "tokenizers", "accelerate")
 HASH_TAG = "ferrata.model_hash"
@@ -160,7 +155,7 @@ def _client(root: Path) -> tuple[Any, str]:
         with quiet_retries():
             client, uri, _ = connect(root)
     except Exception as error:
-        from ferrata.tracking.runs import tracking_uri
+        from ferrata.tracking.store import tracking_uri
 
         raise _unreachable(tracking_uri(root), error) from error
     return client, uri

@@ -9,35 +9,31 @@ mlflow takes seconds to import, so it is imported only when a run is opened.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import math
 import os
-import platform
 import re
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from ferrata.errors import FerrataError
-
-EXPERIMENT = "ferrata"
-KILLED_EXIT_CODES = (130, 143)  # 128 + SIGINT, 128 + SIGTERM
-VERSIONS = (
-    *("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers"),
-    "mlflow",
+from ferrata.tracking.lineage import (
+    device,
+    flatten,
+    lineage_tags,
+    pipeline_key,
+    process_is_gone,
 )
+from ferrata.tracking.store import connect, quiet_retries, store_root, tracking_uri, workspace
+
+KILLED_EXIT_CODES = (130, 143)  # 128 + SIGINT, 128 + SIGTERM
 
 _FLUSH_EVERY_S = 1.0
 _FLUSH_AT = 500  # metrics; mlflow takes at most 1000 in one request
@@ -45,169 +41,8 @@ _BATCH = 100  # params or tags in one request, mlflow's limit
 _PARAM_LENGTH = 6000  # characters, mlflow's limit
 _TAG_LENGTH = 8000
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
-# What this process writes while it runs: a tree that differs only here is not a dirty tree.
-_GENERATED = ("dvc.lock", "metrics")
 
 _T = TypeVar("_T")
-
-
-class TrackingUnreachable(FerrataError):
-    """The tracking server or database gave no answer where one was needed (registering a model)."""
-
-
-def store_root(root: Path) -> Path:
-    """The project whose database a stage in `root` writes to: `root`, or a temporary one's
-    original.
-
-    `dvc exp run --temp` and `--queue` work in `<project>/.dvc/tmp/exps/...`, which DVC deletes
-    afterwards.
-    """
-    root = Path(root).resolve()
-    for folder in (root, *root.parents):
-        if folder.parts[-3:] == (".dvc", "tmp", "exps"):
-            return folder.parents[2]
-    return root
-
-
-def workspace(root: Path) -> Path:
-    """The folder whose params.yaml, dvc.lock and commit a stage of the project `root` uses.
-
-    It is `root` itself, a study inside it, or the temporary copy of `dvc exp run --temp` (where
-    `DVC_ROOT` names the original project, so `root` alone would tell the wrong commit and
-    parameters).
-    """
-    root, here = Path(root).resolve(), Path.cwd().resolve()
-    for folder in (here, *here.parents):
-        if not folder.is_relative_to(root):
-            break
-        if (folder / "dvc.yaml").is_file() and (folder / "params.yaml").is_file():
-            return folder
-    return root
-
-
-def tracking_uri(root: Path) -> str:
-    """Where runs are stored: `MLFLOW_TRACKING_URI` if set, else the project's own sqlite
-    database.
-    """
-    base = store_root(root)
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip()
-    if not uri:
-        return f"sqlite:///{base / 'mlflow.db'}"
-    relative = re.fullmatch(r"sqlite:///([^/].*)", uri)
-    # sqlite would take it from the working directory, which DVC deletes after `--temp`.
-    return f"sqlite:///{base / relative.group(1)}" if relative else uri
-
-
-def prepare_environment() -> None:
-    """Set mlflow's environment: no telemetry, no banners, short waits; what the user set stays.
-
-    `MLFLOW_RUN_ID` is removed: mlflow would silently rename and resume that run instead of opening
-    one.
-    """
-    os.environ.pop("MLFLOW_RUN_ID", None)
-    for key, value in {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-        "MLFLOW_DISABLE_AGENT_HINT": "true",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_LOGGING_LEVEL": "WARNING",  # else a page of database migrations at the first run
-    }.items():
-        os.environ.setdefault(key, value)
-    if "mlflow" in sys.modules:  # it read the level when it was imported
-        logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())
-
-
-def connect(root: Path) -> tuple[Any, str, str]:
-    """An `MlflowClient`, the tracking URI and the id of the experiment, created if missing.
-
-    Raises whatever mlflow raises when the store does not answer.
-    """
-    prepare_environment()
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    uri = tracking_uri(root)
-    client = MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is not None:
-        return client, uri, str(experiment.experiment_id)
-    # Without an explicit location a local store would put artifacts relative to the working
-    # directory.
-    location = (store_root(root) / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
-    try:
-        return client, uri, str(client.create_experiment(EXPERIMENT, artifact_location=location))
-    except MlflowException:  # another process created it in between
-        experiment = client.get_experiment_by_name(EXPERIMENT)
-        if experiment is None:
-            raise
-        return client, uri, str(experiment.experiment_id)
-
-
-@contextmanager
-def quiet_retries() -> Iterator[None]:
-    """Keep urllib3 from printing a line per retry: the failure is reported once, by us."""
-    logger = logging.getLogger("urllib3.connectionpool")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested parameters as `section.key` -> text; lists as JSON."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        elif isinstance(value, (list, tuple)):
-            flat[f"{prefix}{key}"] = json.dumps(value, default=str)
-        else:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
-
-
-def pipeline_key(folder: Path) -> str:
-    """What the stages of one pipeline share: the experiment's name, or commit and params.yaml's
-    hash.
-    """
-    if name := os.environ.get("DVC_EXP_NAME"):
-        return re.sub(r"[^\w./@-]", "_", name)  # it goes into a filter string
-    params = folder / "params.yaml"
-    digest = hashlib.sha256(params.read_bytes()).hexdigest()[:8] if params.is_file() else "noparams"
-    return f"{(git_commit(folder) or 'nogit')[:12]}-{digest}"
-
-
-def git_commit(folder: Path) -> str | None:
-    """The commit checked out in `folder`, or None outside a repository."""
-    return _git(folder, "rev-parse", "HEAD")
-
-
-def dvc_dependencies(folder: Path, address: str | None) -> dict[str, str]:
-    """DVC hashes, by path, of what the stage `address` (`DVC_STAGE`) of `folder` depends on.
-
-    A stage's own entry in dvc.lock still describes its previous run while it runs, so only hashes
-    that an earlier stage has written for its outputs are given; a dependency that no stage produces
-    is left out.
-    """
-    if not address:
-        return {}
-    name = address.rpartition(":")[2]
-    produced: dict[str, str] = {}
-    wanted: set[str] = set()
-    for stage, entry in _stages(folder / "dvc.lock").items():
-        if stage == name:
-            wanted.update(d["path"] for d in entry.get("deps", []) if "path" in d)
-            continue
-        for out in entry.get("outs", []):
-            if "path" in out and "md5" in out:
-                produced[out["path"]] = out["md5"]
-    declared = _stages(folder / "dvc.yaml").get(name, {}).get("deps", [])
-    wanted.update(d for d in declared if isinstance(d, str))
-    return {path: produced[path] for path in sorted(wanted) if path in produced}
 
 
 class StageRun:
@@ -307,7 +142,7 @@ class StageRun:
     def open(self) -> None:
         if self._silent:
             return
-        self._tags = self._lineage()
+        self._tags = lineage_tags(self.stage, self._folder)
         try:
             with quiet_retries():
                 self._client, self.uri, self.experiment_id = connect(self.root)
@@ -326,7 +161,7 @@ class StageRun:
         if self._silent:
             return
         # Known for certain only now: torch is imported lazily.
-        final = {"ferrata.device": _device()}
+        final = {"ferrata.device": device()}
         if self._dropped:
             final["ferrata.dropped_metrics"] = json.dumps(self._dropped, sort_keys=True)
         self.tags(final)
@@ -374,32 +209,8 @@ class StageRun:
             [self.experiment_id], "attributes.status = 'RUNNING'", max_results=50
         ):
             mark = run.data.tags.get("ferrata.process")
-            if mark and _process_is_gone(mark):
+            if mark and process_is_gone(mark):
                 self._client.set_terminated(run.info.run_id, "KILLED")
-
-    def _lineage(self) -> dict[str, str]:
-        commit = git_commit(self._folder) or "unknown"
-        tags = {
-            "ferrata.kind": "stage",
-            "ferrata.stage": self.stage,
-            "ferrata.commit": commit,
-            "ferrata.dirty": _dirty(self._folder),
-            "ferrata.device": _device(),
-            "ferrata.process": _process_mark(os.getpid()),
-        }
-        if commit != "unknown":
-            tags["mlflow.source.git.commit"] = commit
-        for package in VERSIONS:
-            with suppress(metadata.PackageNotFoundError):
-                tags[f"ferrata.version.{package}"] = metadata.version(package)
-        address = os.environ.get("DVC_STAGE")
-        if address:
-            tags["ferrata.dvc_stage"] = address
-        if hashes := dvc_dependencies(self._folder, address):
-            tags.update({f"ferrata.deps.{path}": value for path, value in hashes.items()})
-            text = json.dumps(hashes, sort_keys=True)
-            tags["ferrata.dvc_lock"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return tags
 
     def _log_batch(
         self, *, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None
@@ -544,70 +355,6 @@ def _sigterm_ignored() -> Any:
     # A second SIGTERM while the run is being ended would leave it RUNNING; ending takes seconds at
     # most.
     return _handler(signal.SIG_IGN)
-
-
-def _process_mark(pid: int) -> str:
-    """Machine, process id and start time (ticks since boot): a reused id has another start time."""
-    try:
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        started = "?"
-    return f"{socket.gethostname()}:{pid}:{started}"
-
-
-def _process_is_gone(mark: str) -> bool:
-    host, _, rest = mark.rpartition(":")[0].rpartition(":")
-    if host != socket.gethostname() or not rest.isdigit() or mark.endswith(":?"):
-        return False  # of another machine, or this one cannot tell
-    return _process_mark(int(rest)) != mark
-
-
-def _device() -> str:
-    torch = sys.modules.get("torch")  # importing it only for a tag would cost seconds
-    if torch is not None and torch.cuda.is_available():
-        return f"cuda: {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    threads = f", {torch.get_num_threads()} threads" if torch is not None else ""
-    model = platform.processor() or platform.machine()
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
-            model = found.group(1)
-    return f"cpu: {model}{threads}"
-
-
-def _dirty(folder: Path) -> str:
-    """'true' if anything but outputs of stages differs from the commit."""
-    outs = {
-        str(out["path"])
-        for entry in _stages(folder / "dvc.lock").values()
-        for out in entry.get("outs", [])
-        if "path" in out
-    }
-    exclude = [f":(exclude){path}" for path in sorted({*_GENERATED, *outs})]
-    status = _git(folder, "status", "--porcelain", "--", ".", *exclude)
-    return "unknown" if status is None else str(bool(status)).lower()
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _stages(path: Path) -> dict[str, Any]:
-    """The `stages` of a dvc.yaml or dvc.lock; empty if there is none that can be read."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-        return dict(content["stages"])
-    except (OSError, YAMLError, KeyError, TypeError, ValueError):
-        return {}
 
 
 def _short(thing: Any) -> str:
