@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -64,12 +65,13 @@ def test_tiny_values_and_report(project: Path) -> None:
 def test_own_keys_and_comments_stay(project: Path) -> None:
     path = project / "params.yaml"
     text = path.read_text(encoding="utf-8")
-    mine = text.replace("learning_rate: 3.0e-5", "learning_rate: 7.0e-6 # mine")
-    assert mine != text
+    own = "  weight_decay: 0.0123 # mine"  # a key that no profile sets
+    mine = re.sub(r"^  weight_decay:.*$", own, text, flags=re.MULTILINE)
+    assert own in mine
     path.write_text(mine, encoding="utf-8")
     apply_profile("tiny", project)
     changed = path.read_text(encoding="utf-8")
-    assert "learning_rate: 7.0e-6 # mine" in changed
+    assert own in changed
     line = "  steps: 3                    # optimizer steps\n"
     assert line in changed
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ferrata.tracking import lineage, runs, store
-from ferrata.tracking.runs import StageRun, stage_run
+from ferrata.tracking.runs import stage_run
 
 SRC = Path(runs.__file__).parents[2]
 
@@ -95,7 +95,7 @@ def test_stages_of_one_pipeline_share_a_parent(
 
 def test_the_tree_is_dirty_only_by_what_no_stage_writes(project: Path) -> None:
     def dirty() -> str:
-        return StageRun("sft", {}, project, None)._lineage()["ferrata.dirty"]
+        return lineage.lineage_tags("sft", project)["ferrata.dirty"]
 
     lock = (project / "dvc.lock").read_text()
     (project / "dvc.lock").write_text(lock + "\n")
