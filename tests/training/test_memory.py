@@ -19,19 +19,25 @@ def faults():
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
-print(faults(), faults())
+print(*(faults() for _ in range(12)))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
-def test_a_second_large_array_costs_no_page_faults() -> None:
+def test_large_arrays_come_from_memory_that_was_freed() -> None:
     source = str(Path(__file__).parents[2] / "src")
 
     def run(mode: str) -> list[int]:
-        command = [sys.executable, "-c", f"import sys\nsys.path.insert(0, {source!r})\n{CODE}", mode]
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys\nsys.path.insert(0, {source!r})\n{CODE}",
+            mode,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return [int(word) for word in done.stdout.split()]
 
     plain, kept = run("plain"), run("keep")
-    assert plain[1] > 0.5 * plain[0] > 10  # what it is for: every array is new to the kernel
-    assert kept[1] < 0.1 * kept[0]
+    # The first few find their place in the heap; from then on it is used again.
+    assert sum(plain[4:]) > 4 * plain[0] > 40  # what it is for: every array is new to the kernel
+    assert sum(kept[4:]) < 0.5 * sum(plain[4:])
