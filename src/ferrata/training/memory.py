@@ -25,4 +25,4 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, TOP_PAD))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    return all([mallopt(name, value) == 1 for name, value in settings])  # noqa: C419 - try all
