@@ -72,7 +72,7 @@ def plan(pieces: Sequence[Piece], slots: int, device: torch.device) -> Plan:
     """
     import torch
 
-    slot_of, position_of, last, singles, longer = [], [], [], [], []
+    slot_of, position_of, last, singles, longer = [], [], [], [], []  # type: ignore[var-annotated]
     for piece in pieces:
         first = len(slot_of)
         slot_of += [piece.slot] * len(piece.ids)
@@ -103,7 +103,7 @@ def _part(
     columns = max(len(piece.ids) for piece, _ in pieces)
     grid = torch.zeros(len(rows), columns, dtype=torch.long)
     ends = torch.zeros(len(rows), columns, dtype=torch.long)  # last position a cell may look at
-    tokens, token_rows, token_columns = [], [], []
+    tokens, token_rows, token_columns = [], [], []  # type: ignore[var-annotated]
     for piece, first in pieces:
         row, n = row_of[piece.slot], len(piece.ids)
         grid[row, :n] = torch.arange(first, first + n)
@@ -113,7 +113,7 @@ def _part(
         token_columns += range(n)
     hidden = torch.arange(width) > ends[..., None]
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-    return Part(
+    return Part(  # type: ignore[call-arg]
         None if whole else torch.tensor(rows, device=device),
         grid.to(device),
         *(torch.tensor(x, device=device) for x in (tokens, token_rows, token_columns)),
