@@ -154,7 +154,7 @@ class Assembler:
         self._close: str = tokenizer.eos_token
         self._control = {*tokenizer.all_special_ids, self.pad_id}
         if OPEN in tokenizer.get_vocab():  # a special token, but not always a named one
-            self._control.add(int(tokenizer.convert_tokens_to_ids(OPEN)))  # type: ignore[arg-type]
+            self._control.add(tokenizer.get_vocab()[OPEN])
         self._tokens = lru_cache(maxsize=50_000)(self._tokenize)
         self._opening = self._render([{"role": "user", "content": "x"}], (), True).rpartition("x")[
             2

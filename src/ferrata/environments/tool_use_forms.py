@@ -148,9 +148,21 @@ FORMS: dict[str, tuple[list[str], list[str]]] = {
     ),
 }
 
-ITEMS = """lamp chair table rope clock mirror basket kettle hammer ladder pillow blanket bucket
-bottle candle carpet camera guitar helmet jacket kite wallet puzzle pencil saddle spoon stove tent
-towel trumpet umbrella vase violin whistle drum broom compass feeder anchor bench""".split()
+# Many, so that a model has to learn to copy a name, not to know it.
+ITEMS = """anchor arrow axe badge bag ball balloon banner basket bat bead bed bell belt bench
+bicycle
+binder blade blanket block board boat bolt book bottle bow box bracelet brick bridle broom
+bucket button cabinet cage cake calendar camera candle cane cap card carpet cart chain chair
+chalk chest chisel clock collar compass cork cot crayon crown cube cushion dart dial dish doll
+door drawer dress drum easel envelope feeder fence file flag flask folder frame funnel gate gem
+goblet gong grill guitar hammer hanger helmet hinge hoe hook horn hose jacket jar jug kayak
+kennel kettle key kite knife knot label ladder lamp lens lever lid lock locket loom mallet mask
+mast mat mirror mug nail napkin net notebook oar organ oven paddle pan parasol pedal pen pencil
+pillow pin pipe pitcher plank plug pot pouch pump puzzle quilt rack raft rake razor ring robe
+rod roller rope ruler sack saddle sail sandal screen screw seal shirt shoe sieve sign sock spade
+sponge spoon spring stand statue stool stove strap string sword table tablet tape tent tile
+torch towel toy trolley trumpet trunk tube umbrella valve vase veil violin wagon wallet watch
+whistle wig wrench yoke zipper""".split()
 
 ITEMS_HELD_OUT = """desk shelf hat boot glove scarf fan plate cup bowl fork drill saw shovel barrel
 wheel flute harp piano radio phone map globe tray sofa curtain racket skate sled canoe brush comb

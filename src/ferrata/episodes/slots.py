@@ -72,7 +72,11 @@ def plan(pieces: Sequence[Piece], slots: int, device: torch.device) -> Plan:
     """
     import torch
 
-    slot_of, position_of, last, singles, longer = [], [], [], [], []  # type: ignore[var-annotated]
+    slot_of: list[int] = []
+    position_of: list[int] = []
+    last: list[int] = []
+    singles: list[tuple[Piece, int]] = []
+    longer: list[tuple[Piece, int]] = []
     for piece in pieces:
         first = len(slot_of)
         slot_of += [piece.slot] * len(piece.ids)
@@ -86,8 +90,8 @@ def plan(pieces: Sequence[Piece], slots: int, device: torch.device) -> Plan:
     if longer:
         own = [piece.slot for piece, _ in longer]
         parts.append(_part(longer, own, width, device, whole=own == list(range(slots))))
-    as_tensor = lambda values: torch.tensor(values, device=device)  # noqa: E731
-    return Plan(as_tensor(slot_of), as_tensor(position_of), as_tensor(last), width, parts)
+    index = [torch.tensor(values, device=device) for values in (slot_of, position_of, last)]
+    return Plan(index[0], index[1], index[2], width, parts)
 
 
 def _part(
@@ -103,7 +107,9 @@ def _part(
     columns = max(len(piece.ids) for piece, _ in pieces)
     grid = torch.zeros(len(rows), columns, dtype=torch.long)
     ends = torch.zeros(len(rows), columns, dtype=torch.long)  # last position a cell may look at
-    tokens, token_rows, token_columns = [], [], []  # type: ignore[var-annotated]
+    tokens: list[int] = []
+    token_rows: list[int] = []
+    token_columns: list[int] = []
     for piece, first in pieces:
         row, n = row_of[piece.slot], len(piece.ids)
         grid[row, :n] = torch.arange(first, first + n)
@@ -113,10 +119,12 @@ def _part(
         token_columns += range(n)
     hidden = torch.arange(width) > ends[..., None]
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-    return Part(  # type: ignore[call-arg]
+    return Part(
         None if whole else torch.tensor(rows, device=device),
         grid.to(device),
-        *(torch.tensor(x, device=device) for x in (tokens, token_rows, token_columns)),
+        torch.tensor(tokens, device=device),
+        torch.tensor(token_rows, device=device),
+        torch.tensor(token_columns, device=device),
         mask.to(device),
     )
 

@@ -19,7 +19,6 @@ from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
 from ferrata.episodes.trajectory import StopReason, Trajectory
 from ferrata.training.compact import make_trainer_class
 from ferrata.training.head import score_labels_only
-from ferrata.training.memory import keep_freed_memory
 from ferrata.training.models import (
     Best,
     load_model,
@@ -209,7 +208,6 @@ def train_rl(
     from transformers import TrainerCallback
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    keep_freed_memory()
     tokenizer = load_tokenizer(start)
     assembler = Assembler(tokenizer, system)
     copy = load_model(start, resolve_dtype(params.precision))

@@ -10,7 +10,6 @@ from ferrata.chat import Assembler
 from ferrata.environments.base import Demonstration, Environment
 from ferrata.episodes.policies import resolve_dtype
 from ferrata.training.head import score_labels_only
-from ferrata.training.memory import keep_freed_memory
 from ferrata.training.models import (
     Best,
     load_model,
@@ -103,7 +102,6 @@ def train_sft(
     from transformers import TrainerCallback
     from trl import SFTTrainer
 
-    keep_freed_memory()
     tokenizer = load_tokenizer(base)
     model = load_model(base, torch.float32)
     best = Best(scratch / "best")
