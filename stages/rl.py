@@ -13,20 +13,23 @@ from ferrata.errors import run_main
 from ferrata.tracking.callback import RunCallback
 from ferrata.tracking.runs import stage_run
 from ferrata.training import curves
+from ferrata.training.checkpoint import checkpoints, content_key
 from ferrata.training.rl import train_rl
 
 
 def main() -> None:
     check_interpreter()
     check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
-    params, folder = load(), params_folder()
+    params, folder, root = load(), params_folder(), project_root()
     tasks = folder / "data" / "tasks"
     settings = {
         "seed": params.seed,
         "rl": params.rl.model_dump(),
         "episodes": params.episodes.model_dump(),
     }
-    with stage_run("rl", settings, root=project_root()) as run:
+    inputs = [tasks, folder / "models" / "sft", folder / "code" / "rl.json", root / "env.yaml"]
+    key = content_key({**settings, "chat": params.chat.model_dump()}, inputs)
+    with stage_run("rl", settings, root=root) as run, checkpoints(root, "rl", key) as kept:
         metrics, history = train_rl(
             folder / "models" / "sft",
             folder / "models" / "rl",
@@ -37,7 +40,7 @@ def main() -> None:
             params.episodes,
             system=params.chat.system,
             seed=params.seed,
-            scratch=project_root() / ".checkpoints" / "rl",
+            folder=kept,
             callbacks=[RunCallback(run)],
         )
         curves.write(folder / "metrics", "rl", metrics, history)

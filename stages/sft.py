@@ -14,6 +14,7 @@ from ferrata.errors import run_main
 from ferrata.tracking.callback import RunCallback
 from ferrata.tracking.runs import stage_run
 from ferrata.training import curves
+from ferrata.training.checkpoint import checkpoints, content_key
 from ferrata.training.models import load_tokenizer
 from ferrata.training.sft import train_sft
 
@@ -21,12 +22,14 @@ from ferrata.training.sft import train_sft
 def main() -> None:
     check_interpreter()
     check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
-    params, folder = load(), params_folder()
+    params, folder, root = load(), params_folder(), project_root()
     base = folder / "models" / "base"
     data = folder / "data" / "demonstrations"
-    with stage_run(
-        "sft", {"seed": params.seed, "sft": params.sft.model_dump()}, root=project_root()
-    ) as run:
+    settings = {"seed": params.seed, "sft": params.sft.model_dump()}
+    inputs = [data, base, folder / "code" / "sft.json", root / "env.yaml"]
+    limits = {"chat": params.chat.model_dump(), "tokens": params.episodes.max_context_tokens}
+    key = content_key({**settings, **limits}, inputs)
+    with stage_run("sft", settings, root=root) as run, checkpoints(root, "sft", key) as kept:
         metrics, history = train_sft(
             base,
             folder / "models" / "sft",
@@ -37,7 +40,7 @@ def main() -> None:
             params.sft,
             seed=params.seed,
             max_length=params.episodes.max_context_tokens,
-            scratch=project_root() / ".checkpoints" / "sft",
+            folder=kept,
             callbacks=[RunCallback(run)],
         )
         curves.write(folder / "metrics", "sft", metrics, history)

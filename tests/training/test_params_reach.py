@@ -17,6 +17,7 @@ from ferrata.config.rl import RlParams
 from ferrata.config.section import Lora
 from ferrata.config.sft import SftParams
 from ferrata.training import rl, sft
+from ferrata.training.checkpoint import CheckpointFolder
 from ferrata.training.models import lora_config
 
 Table = Mapping[str, tuple[Any, Callable[[Any], Any]]]  # key -> changed value, where it is read
@@ -35,6 +36,7 @@ SFT = {
     "weight_decay": 0.0,
     "max_grad_norm": 1.0,
     "eval_every": 14,
+    "checkpoint_every": 14,
     "validation_demonstrations": 32,
     "precision": "float32",
 }
@@ -58,6 +60,7 @@ RL = {
     "beta": 0.0,
     "updates_per_batch": 1,
     "eval_every": 4,
+    "checkpoint_every": 4,
     "precision": "float32",
 }
 
@@ -76,6 +79,7 @@ SFT_KEYS: Table = {
     "weight_decay": (0.01, lambda c: c.weight_decay),
     "max_grad_norm": (0.5, lambda c: c.max_grad_norm),
     "eval_every": (7, lambda c: c.eval_steps),
+    "checkpoint_every": (7, lambda c: (c.save_strategy == "steps") * c.save_steps),
     "precision": ("bfloat16", precision_of),
 }
 # Tested below, where they act.
@@ -98,6 +102,7 @@ RL_KEYS: Table = {
     "epsilon_high": (0.4, lambda c: c.epsilon_high),
     "beta": (0.04, lambda c: c.beta),
     "updates_per_batch": (2, lambda c: c.num_iterations),
+    "checkpoint_every": (6, lambda c: (c.save_strategy == "steps") * c.save_steps),
     "precision": ("bfloat16", precision_of),
 }
 RL_ELSEWHERE = {"tuning", "lora", "eval_every"}
@@ -232,6 +237,7 @@ def test_sft_trainer_gets_adapter_and_validation_rows(
         raise Seen
 
     monkeypatch.setattr(trl, "SFTTrainer", trainer)
+    monkeypatch.setattr(sft, "resumable", lambda trainer_class: trainer_class)
     monkeypatch.setattr(sft, "load_tokenizer", lambda folder: None)
     monkeypatch.setattr(sft, "load_model", lambda *args, **kwargs: None)
     monkeypatch.setattr(sft, "to_dataset", lambda rows, *args: list(rows))
@@ -249,7 +255,7 @@ def test_sft_trainer_gets_adapter_and_validation_rows(
                 params,
                 seed=5,
                 max_length=300,
-                scratch=tmp_path,
+                folder=CheckpointFolder(tmp_path),
             )
         assert seen["train_dataset"] == list(range(50))
         assert seen["eval_dataset"] == list(range(asked))
@@ -272,7 +278,7 @@ class FakeTrainer:
     def log(self, values: dict[str, float]) -> None:
         pass
 
-    def train(self) -> None:
+    def train(self, resume_from_checkpoint: str | None) -> None:
         for step in range(1, self.given["args"].max_steps + 1):
             self.state.global_step = step
             for callback in self.callbacks:
@@ -319,6 +325,7 @@ def test_rl_validates_samples_and_adapts_as_told(
         dtypes.append(str(dtype).removeprefix("torch."))
 
     monkeypatch.setattr(rl, "make_trainer_class", lambda: make_trainer)
+    monkeypatch.setattr(rl, "resumable", lambda trainer_class: trainer_class)
     monkeypatch.setattr(rl, "Rollout", FakeRollout)
     monkeypatch.setattr(rl, "Best", FakeBest)
     monkeypatch.setattr(rl, "Engine", engine)
@@ -351,7 +358,7 @@ def test_rl_validates_samples_and_adapts_as_told(
             budgets,
             system="",
             seed=5,
-            scratch=tmp_path,
+            folder=CheckpointFolder(tmp_path),
         )
         assert synced == expected  # before the first step, every so many, after the last
         assert temperatures[-1] == 0.5 + every

@@ -44,6 +44,7 @@ class RlParams(Section):
     beta: float = Field(ge=0, description="weight of the KL term; 0 loads no reference model")
     updates_per_batch: Count = Field(description="optimizer passes over the same episodes")
     eval_every: Count = Field(description="optimizer steps between validation runs")
+    checkpoint_every: int = Field(ge=0, description="optimizer steps between checkpoints; 0: none")
     precision: Precision = Field(description="of the forward pass")
 
     @field_validator("lora", mode="before")
@@ -65,6 +66,15 @@ class RlParams(Section):
         steps = info.data.get("steps")
         if steps is not None and value > steps:
             raise ValueError(f"expected at most rl.steps ({steps})")
+        return value
+
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _checkpoint(cls, value: int, info: ValidationInfo) -> int:
+        # In the middle of a batch's updates its episodes would have to be saved too.
+        updates = info.data.get("updates_per_batch")
+        if updates is not None and value % updates:
+            raise ValueError(f"expected a multiple of rl.updates_per_batch ({updates})")
         return value
 
     @field_validator("epsilon_high")

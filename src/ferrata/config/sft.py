@@ -32,6 +32,7 @@ class SftParams(Section):
     weight_decay: Share = Field(description="decoupled weight decay")
     max_grad_norm: Positive = Field(description="gradients are clipped to this norm")
     eval_every: Count = Field(description="optimizer steps between validation losses")
+    checkpoint_every: int = Field(ge=0, description="optimizer steps between checkpoints; 0: none")
     validation_demonstrations: Count = Field(description="episodes behind the validation loss")
     precision: Precision = Field(description="of the forward pass")
 

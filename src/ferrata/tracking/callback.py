@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,6 +21,18 @@ class RunCallback(TrainerCallback):
     def __init__(self, run: StageRun) -> None:
         self.run = run
 
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """A stage that goes on from a checkpoint opens a new run: it gets the steps before too."""
+        if state.is_world_process_zero:
+            for entry in state.log_history:
+                self.run.metrics(_numbers(entry), step=int(entry["step"]))
+
     def on_log(
         self,
         args: TrainingArguments,
@@ -30,9 +43,12 @@ class RunCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        numbers = {
-            key: float(value)
-            for key, value in (logs or {}).items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
-        self.run.metrics(numbers, step=state.global_step)
+        self.run.metrics(_numbers(logs or {}), step=state.global_step)
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: float(value)
+        for key, value in logs.items()
+        if key != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrata.errors import FerrataError
+from ferrata.training.checkpoint import link_tree
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +93,10 @@ def save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> 
 
 
 class Best:
-    """Keeps the weights of the best validation score so far, in a scratch folder; higher is better,
-    ties keep the first.
+    """Keeps the weights of the best validation score so far; higher is better, ties keep the first.
+
+    Each best lies in a folder `best-<step>` of its own: a run that goes on from an older checkpoint
+    needs the one that was best then. The checkpoints remove those that none of them names.
 
     Args:
         folder: git-ignored place for the weights while training runs.
@@ -109,13 +113,21 @@ class Best:
         """Save the weights if the score beats the best so far; returns whether it did."""
         if self.score is not None and score <= self.score:
             return False
-        save_model(model, tokenizer, self.folder)
+        save_model(model, tokenizer, self.folder / f"best-{step}")
         self.score, self.step = score, step
         return True
 
+    def notes(self) -> dict[str, Any]:
+        """What a checkpoint must say so that `restore` can go on from it."""
+        return {"best": f"best-{self.step}", "best_score": self.score, "best_step": self.step}
+
+    def restore(self, notes: Mapping[str, Any]) -> None:
+        """Go on from the notes of a checkpoint."""
+        self.score, self.step = notes["best_score"], notes["best_step"]
+
     def publish(self, target: Path) -> None:
-        """Move the best weights to where the stage's output lies. Raises FerrataError if there was
-        no score."""
+        """Put the best weights where the stage's output lies; they stay in the folder too, for the
+        case that the stage does not come to its end. Raises FerrataError if there was no score."""
         if self.score is None:
             raise FerrataError(
                 "training",
@@ -125,7 +137,7 @@ class Best:
             )
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(self.folder, target)
+        link_tree(self.folder / f"best-{self.step}", target)
 
 
 def trained_parameters(model: Any) -> int:

@@ -7,6 +7,7 @@ What is experimental in TRL (`rollout_func`, the `env_mask` field) is used in th
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from ferrata.environments.base import Environment, Task
 from ferrata.episodes.engine import Engine
 from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
 from ferrata.episodes.trajectory import StopReason, Trajectory
+from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.compact import make_trainer_class
 from ferrata.training.head import score_labels_only
 from ferrata.training.models import (
@@ -73,7 +75,9 @@ def rl_config(params: RlParams, *, seed: int, max_completion: int, scratch: Path
         beta=params.beta,
         bf16=resolve_dtype(params.precision) == torch.bfloat16,
         gradient_checkpointing=False,
-        save_strategy="no",
+        save_strategy="steps" if params.checkpoint_every else "no",
+        save_steps=params.checkpoint_every or 1,
+        shuffle_dataset=False,  # the rows come in the order of `draw_order`
         logging_steps=1,
         report_to="none",
         seed=seed,
@@ -180,6 +184,17 @@ def behaviour(played: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
+def draw_order(tasks: Sequence[Task], rows: int, seed: int) -> list[str]:
+    """Ids of the tasks in the order in which RL draws them: all in a shuffled order, then all in
+    another, until there are `rows`. One pass of the trainer goes over the list: with several, its
+    sampler would have to be brought back to the epoch of a checkpoint."""
+    order: list[str] = []
+    while len(order) < rows:
+        epoch = random.Random(f"{seed}/{len(order) // len(tasks)}").sample(tasks, len(tasks))
+        order += [task.id for task in epoch]
+    return order[:rows]
+
+
 def train_rl(
     start: Path,
     target: Path,
@@ -191,13 +206,14 @@ def train_rl(
     *,
     system: str,
     seed: int,
-    scratch: Path,
+    folder: CheckpointFolder,
     callbacks: Sequence[Any] = (),
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Train the model of `start` and leave the weights that solved most validation tasks (greedily)
     in `target`.
 
-    The starting weights are a candidate too: training that only harms leaves them.
+    The starting weights are a candidate too: training that only harms leaves them. Goes on from
+    the newest checkpoint in `folder`, with the same result as if it had never stopped.
 
     Returns:
         The Trainer's log history (validation_success at its steps), behind: steps, best_step,
@@ -215,14 +231,15 @@ def train_rl(
     policy = TransformersPolicy(copy, assembler.close_id, size)
     engine = Engine(environment, assembler, policy, budgets)
     rollout = Rollout(train, engine, policy, params.temperature, seed)
-    best = Best(scratch / "best")
-    trainer = make_trainer_class()(
+    best = Best(folder.path)
+    wanted = params.tasks_per_step * -(-params.steps // params.updates_per_batch)
+    trainer = resumable(make_trainer_class())(
         model=load_model(start, torch.float32),
         reward_funcs=[episode_return],
         args=rl_config(
-            params, seed=seed, max_completion=budgets.max_context_tokens, scratch=scratch
+            params, seed=seed, max_completion=budgets.max_context_tokens, scratch=folder.scratch
         ),
-        train_dataset=Dataset.from_dict({"prompt": [task.id for task in train]}),
+        train_dataset=Dataset.from_dict({"prompt": draw_order(train, wanted, seed)}),
         processing_class=tokenizer,
         rollout_func=rollout,
         peft_config=lora_config(params.lora),
@@ -249,8 +266,16 @@ def train_rl(
                 validate(state.global_step)
 
     trainer.add_callback(Validate())
-    first = validate(0)
-    trainer.train()
+    checkpoint = folder.latest()
+    if checkpoint is None:
+        first = validate(0)
+    else:
+        first = checkpoint.notes["validation_success_start"]
+        best.restore(checkpoint.notes)
+        print(f"rl: going on from step {checkpoint.step} of {params.steps}", flush=True)
+    trainer.checkpoint_folder = folder
+    trainer.checkpoint_notes = lambda: {**best.notes(), "validation_success_start": first}
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint.folder))
     history = [{"step": 0, "validation_success": first}, *trainer.state.log_history]
     best.publish(target)
     assert best.score is not None

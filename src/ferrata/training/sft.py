@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ferrata.chat import Assembler
 from ferrata.environments.base import Demonstration, Environment
 from ferrata.episodes.policies import resolve_dtype
+from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.head import score_labels_only
 from ferrata.training.models import (
     Best,
@@ -66,7 +67,8 @@ def sft_config(
         bf16=resolve_dtype(params.precision) == torch.bfloat16,
         max_length=max_length,
         gradient_checkpointing=False,
-        save_strategy="no",
+        save_strategy="steps" if params.checkpoint_every else "no",
+        save_steps=params.checkpoint_every or 1,
         logging_steps=1,
         report_to="none",
         seed=seed,
@@ -87,14 +89,16 @@ def train_sft(
     *,
     seed: int,
     max_length: int,
-    scratch: Path,
+    folder: CheckpointFolder,
     callbacks: Sequence[Any] = (),
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Fine-tune `base` and leave the weights of the lowest validation loss in `target`.
 
+    Goes on from the newest checkpoint in `folder`, with the same result as if it had never stopped.
+
     Returns:
-        The Trainer's log history, behind: steps, best_step, loss (last, nats per assistant token),
-        validation_loss (best), trained_parameters.
+        The Trainer's log history, behind: steps, best_step, loss (nats per assistant token, mean
+        over steps), validation_loss (best), trained_parameters.
     """
     import math
 
@@ -104,11 +108,13 @@ def train_sft(
 
     tokenizer = load_tokenizer(base)
     model = load_model(base, torch.float32)
-    best = Best(scratch / "best")
+    best = Best(folder.path)
     steps = math.ceil(params.epochs * math.ceil(len(train) / params.batch_size))
-    trainer = SFTTrainer(
+    trainer = resumable(SFTTrainer)(
         model=model,
-        args=sft_config(params, seed=seed, max_length=max_length, scratch=scratch, steps=steps),
+        args=sft_config(
+            params, seed=seed, max_length=max_length, scratch=folder.scratch, steps=steps
+        ),
         train_dataset=to_dataset(train, environment, assembler),
         eval_dataset=to_dataset(
             validation[: params.validation_demonstrations], environment, assembler
@@ -129,15 +135,22 @@ def train_sft(
             best.offer(-metrics["eval_loss"], state.global_step, trainer.model, tokenizer)
 
     trainer.add_callback(KeepBest())
-    result = trainer.train()
+    checkpoint = folder.latest()
+    if checkpoint is not None:
+        best.restore(checkpoint.notes)
+        print(f"sft: going on from step {checkpoint.step} of {steps}", flush=True)
+    trainer.checkpoint_folder, trainer.checkpoint_notes = folder, best.notes
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint.folder))
     if trainer.state.global_step % params.eval_every:
         trainer.evaluate()
     best.publish(target)
     assert best.score is not None
+    # The Trainer's own mean counts from the last resume on.
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     metrics = {
         "steps": trainer.state.global_step,
         "best_step": best.step,
-        "loss": result.training_loss,
+        "loss": sum(losses) / len(losses),
         "validation_loss": -best.score,
         "trained_parameters": trained_parameters(trainer.model),
     }
