@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import random
 import resource
@@ -50,7 +51,13 @@ def kill_at(step: int) -> Any:
 
 @pytest.fixture
 def start(tiny: tuple[Any, Any], tmp_path: Path) -> Path:
-    save_model(*tiny, tmp_path / "start")
+    import torch
+
+    model, tokenizer = tiny
+    model = copy.deepcopy(model)
+    with torch.no_grad():  # turns are closed often, so that they are graded
+        model.get_input_embeddings().weight[Assembler(tokenizer, SYSTEM).close_id] *= 4
+    save_model(model, tokenizer, tmp_path / "start")
     return tmp_path / "start"
 
 
@@ -141,6 +148,10 @@ def test_interrupted_run_ends_with_the_same_bytes(
         done = run(start, tmp_path / "whole", folder)
     assert any(entry.get("grad_norm", 0.0) > 0 for entry in done[1][-3:])  # there is learning
     expected = record(tmp_path / "a", stage, done)
+    if stage == "rl":  # a validation does not push out what its step would log
+        rows = {row["step"]: row for row in curves.curve(done[1])}
+        assert all({"loss", "reward"} <= rows[step].keys() for step in range(1, 7))
+        assert [s for s, row in rows.items() if "validation_success" in row] == [0, 2, 4, 6]
     for step in (3, 5):  # with a checkpoint at 2, then at 4; the second run is killed as well
         with pytest.raises(Killed), checkpoints(tmp_path, stage, "cut") as folder:
             run(start, tmp_path / "cut", folder, kill_at(step))

@@ -6,6 +6,7 @@ place to arrive.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,7 @@ class FakeTrainer:
         self.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
         self.state = SimpleNamespace(global_step=0, log_history=[])
         self.callbacks: list[Any] = []
+        self._metrics: Any = {"train": defaultdict(list)}
 
     def add_callback(self, callback: Any) -> None:
         self.callbacks.append(callback)

@@ -58,21 +58,26 @@ def lora_config(lora: Lora | None) -> Any | None:
 
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
     """The weights of a model as a plain transformers model has them; adapters are added in, the
-    model is unchanged."""
+    model is unchanged. (peft's merge and unmerge would leave rounding errors in the base weights,
+    more with every call.)"""
     import torch
 
     if not hasattr(model, "merge_adapter"):
         return dict(model.state_dict())
-    model.merge_adapter()
-    try:
-        plain = {
-            name.removeprefix("base_model.model.").replace(".base_layer", ""): value.clone()
-            for name, value in model.state_dict().items()
-            if "lora_" not in name
-        }
-    finally:
-        with torch.no_grad():
-            model.unmerge_adapter()
+    from peft.tuners.lora import LoraLayer
+
+    plain = {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): value
+        for name, value in model.state_dict().items()
+        if "lora_" not in name
+    }
+    with torch.no_grad():
+        for name, module in model.get_base_model().named_modules():
+            if isinstance(module, LoraLayer):
+                layer: Any = module  # its kinds (linear, embedding) share this method, not a type
+                for adapter in layer.active_adapters:
+                    weight = f"{name}.weight"
+                    plain[weight] = plain[weight] + layer.get_delta_weight(adapter)
     return plain
 
 

@@ -255,7 +255,6 @@ def train_rl(
         played = engine.play(validation, temperature=0.0, seed=seed)
         success = sum(t.success for t in played) / len(played)
         best.offer(success, step, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-        trainer.log({"validation_success": success})
         return success
 
     class Validate(TrainerCallback):
@@ -263,12 +262,15 @@ def train_rl(
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % params.eval_every == 0 or state.global_step == params.steps:
-                validate(state.global_step)
+                # Not `trainer.log`: the Trainer would then leave out its own entry of this step.
+                success = validate(state.global_step)
+                trainer._metrics["train"]["validation_success"].append(success)
 
     trainer.add_callback(Validate())
     checkpoint = folder.latest()
     if checkpoint is None:
         first = validate(0)
+        trainer.log({"validation_success": first})
     else:
         first = checkpoint.notes["validation_success_start"]
         best.restore(checkpoint.notes)
