@@ -14,13 +14,16 @@ from ferrata.tracking.callback import RunCallback
 from ferrata.tracking.runs import stage_run
 from ferrata.training import curves
 from ferrata.training.checkpoint import checkpoints, content_key
+from ferrata.training.launch import rank, relaunch
 from ferrata.training.rl import train_rl
 
 
-def main() -> None:
+def main() -> int | None:
     check_interpreter()
     check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
     params, folder, root = load(), params_folder(), project_root()
+    if (status := relaunch(params.launch, __file__, folder)) is not None:
+        return status
     tasks = folder / "data" / "tasks"
     settings = {
         "seed": params.seed,
@@ -43,12 +46,15 @@ def main() -> None:
             folder=kept,
             callbacks=[RunCallback(run)],
         )
+        if rank() != 0:
+            return None
         curves.write(folder / "metrics", "rl", metrics, history)
         run.metrics(metrics)
     print(
         f"rl: validation success {metrics['validation_success_start']:.1%} -> "
         f"{metrics['validation_success']:.1%} (step {metrics['best_step']:.0f})"
     )
+    return None
 
 
 if __name__ == "__main__":

@@ -15,14 +15,17 @@ from ferrata.tracking.callback import RunCallback
 from ferrata.tracking.runs import stage_run
 from ferrata.training import curves
 from ferrata.training.checkpoint import checkpoints, content_key
+from ferrata.training.launch import rank, relaunch
 from ferrata.training.models import load_tokenizer
 from ferrata.training.sft import train_sft
 
 
-def main() -> None:
+def main() -> int | None:
     check_interpreter()
     check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
     params, folder, root = load(), params_folder(), project_root()
+    if (status := relaunch(params.launch, __file__, folder)) is not None:
+        return status
     base = folder / "models" / "base"
     data = folder / "data" / "demonstrations"
     settings = {"seed": params.seed, "sft": params.sft.model_dump()}
@@ -43,11 +46,14 @@ def main() -> None:
             folder=kept,
             callbacks=[RunCallback(run)],
         )
+        if rank() != 0:
+            return None
         curves.write(folder / "metrics", "sft", metrics, history)
         run.metrics(metrics)
     print(
         f"sft: validation loss {metrics['validation_loss']:.4f} at step {metrics['best_step']:.0f}"
     )
+    return None
 
 
 if __name__ == "__main__":

@@ -189,6 +189,26 @@ def _cross_checks(parts: dict[str, Any]) -> list[str]:
             f"rl.tasks_per_step: found {rl.tasks_per_step}, expected at most "
             f"prepare.train_tasks ({prepare.train_tasks})"
         )
+    launch = parts.get("launch")
+    processes = launch.processes if launch else 1
+    if rl and rl.tasks_per_step % processes:
+        # A group stays in one process, so that its samples can be numbered there.
+        problems.append(
+            f"rl.tasks_per_step: found {rl.tasks_per_step}, expected a multiple of "
+            f"launch.processes ({processes})"
+        )
+    elif rl and (rl.tasks_per_step * rl.group_size) % (rl.micro_batch_size * processes):
+        problems.append(
+            f"rl.micro_batch_size: found {rl.micro_batch_size}, expected a divisor of "
+            "rl.tasks_per_step * rl.group_size / launch.processes "
+            f"({rl.tasks_per_step * rl.group_size // processes})"
+        )
+    sft = parts.get("sft")
+    if sft and sft.batch_size % (sft.micro_batch_size * processes):
+        problems.append(
+            f"sft.micro_batch_size: found {sft.micro_batch_size}, expected a divisor of "
+            f"sft.batch_size / launch.processes ({sft.batch_size / processes:g})"
+        )
     arms, register = parts.get("arms"), parts.get("register")
     if arms and register:
         models = [name for name, arm in arms.items() if arm.policy == "model"]

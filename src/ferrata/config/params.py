@@ -10,6 +10,7 @@ from ferrata.config.base import BaseParams
 from ferrata.config.chat import ChatParams
 from ferrata.config.episodes import EpisodesParams
 from ferrata.config.evaluate import EvaluateParams
+from ferrata.config.launch import LaunchParams
 from ferrata.config.prepare import PrepareParams
 from ferrata.config.register import RegisterParams
 from ferrata.config.report import ReportParams
@@ -25,6 +26,7 @@ SECTIONS: dict[str, type[Section]] = {
     "base": BaseParams,
     "prepare": PrepareParams,
     "episodes": EpisodesParams,
+    "launch": LaunchParams,
     "sft": SftParams,
     "rl": RlParams,
     "evaluate": EvaluateParams,
@@ -42,6 +44,7 @@ class Params:
     base: BaseParams
     prepare: PrepareParams
     episodes: EpisodesParams
+    launch: LaunchParams
     sft: SftParams
     rl: RlParams
     arms: dict[str, Arm]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrata.errors import FerrataError
+from ferrata.training.launch import rank
 
 KEPT = 2  # complete checkpoints; the older one serves if the newer turns out to be damaged
 MANIFEST = "manifest.json"
@@ -163,6 +164,9 @@ def checkpoints(root: Path, stage: str, key: str) -> Iterator[CheckpointFolder]:
         FerrataError: another process trains in the same folder, or the disk is full.
     """
     folder = CheckpointFolder(root / ".checkpoints" / stage / key)
+    if rank() != 0:  # process 0 locks, seals and clears for all
+        yield folder
+        return
     folder.path.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         shutil.rmtree(folder.scratch, ignore_errors=True)

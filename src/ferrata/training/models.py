@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrata.errors import FerrataError
 from ferrata.training.checkpoint import link_tree
+from ferrata.training.launch import rank
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +119,8 @@ class Best:
         """Save the weights if the score beats the best so far; returns whether it did."""
         if self.score is not None and score <= self.score:
             return False
-        save_model(model, tokenizer, self.folder / f"best-{step}")
+        if rank() == 0:  # all processes have the same score
+            save_model(model, tokenizer, self.folder / f"best-{step}")
         self.score, self.step = score, step
         return True
 

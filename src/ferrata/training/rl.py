@@ -21,6 +21,7 @@ from ferrata.episodes.trajectory import StopReason, Trajectory
 from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.compact import make_trainer_class
 from ferrata.training.head import score_labels_only
+from ferrata.training.launch import from_main, gather, processes, rank
 from ferrata.training.models import (
     Best,
     load_model,
@@ -58,7 +59,7 @@ def rl_config(params: RlParams, *, seed: int, max_completion: int, scratch: Path
         output_dir=str(scratch),
         max_steps=params.steps,
         per_device_train_batch_size=params.micro_batch_size,
-        gradient_accumulation_steps=episodes // params.micro_batch_size,
+        gradient_accumulation_steps=episodes // (params.micro_batch_size * processes()),
         num_generations=params.group_size,
         num_iterations=params.updates_per_batch,
         max_completion_length=max_completion,
@@ -151,7 +152,9 @@ class Rollout:
             step=step,
             samples=samples,
         )
-        for name, value in behaviour(played).items():
+        shares = gather([behaviour(played)])  # every process plays equally many
+        for name in shares[0]:
+            value = sum(share[name] for share in shares) / len(shares)
             trainer._metrics["train"][f"episodes/{name}"].append(value)
         return to_trl(played)
 
@@ -248,12 +251,15 @@ def train_rl(
 
     score_labels_only(trainer.model, params.temperature)
     if trainer.ref_model is not None:
+        # TRL scores with it outside of autocast: in float32 that takes five times as long.
+        trainer.ref_model.to(resolve_dtype(params.precision))
         score_labels_only(trainer.ref_model, params.temperature)
 
     def validate(step: int) -> float:
         rollout.sync(trainer.accelerator.unwrap_model(trainer.model), step)
-        played = engine.play(validation, temperature=0.0, seed=seed)
-        success = sum(t.success for t in played) / len(played)
+        own = validation[rank() :: processes()]
+        played = gather([t.success for t in engine.play(own, temperature=0.0, seed=seed)])
+        success = sum(played) / len(played)
         best.offer(success, step, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
         return success
 
@@ -267,7 +273,7 @@ def train_rl(
                 trainer._metrics["train"]["validation_success"].append(success)
 
     trainer.add_callback(Validate())
-    checkpoint = folder.latest()
+    checkpoint = from_main(folder.latest)
     if checkpoint is None:
         first = validate(0)
         trainer.log({"validation_success": first})
@@ -279,7 +285,8 @@ def train_rl(
     trainer.checkpoint_notes = lambda: {**best.notes(), "validation_success_start": first}
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint.folder))
     history = [{"step": 0, "validation_success": first}, *trainer.state.log_history]
-    best.publish(target)
+    if rank() == 0:
+        best.publish(target)
     assert best.score is not None
     steps = trainer.state.global_step
     metrics = {

@@ -11,6 +11,7 @@ from ferrata.environments.base import Demonstration, Environment
 from ferrata.episodes.policies import resolve_dtype
 from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.head import score_labels_only
+from ferrata.training.launch import from_main, processes, rank
 from ferrata.training.models import (
     Best,
     load_model,
@@ -56,7 +57,7 @@ def sft_config(
         num_train_epochs=params.epochs,
         per_device_train_batch_size=params.micro_batch_size,
         per_device_eval_batch_size=params.micro_batch_size,
-        gradient_accumulation_steps=params.batch_size // params.micro_batch_size,
+        gradient_accumulation_steps=params.batch_size // (params.micro_batch_size * processes()),
         learning_rate=params.learning_rate,
         warmup_steps=round(params.warmup_ratio * steps),
         weight_decay=params.weight_decay,
@@ -135,7 +136,7 @@ def train_sft(
             best.offer(-metrics["eval_loss"], state.global_step, trainer.model, tokenizer)
 
     trainer.add_callback(KeepBest())
-    checkpoint = folder.latest()
+    checkpoint = from_main(folder.latest)
     if checkpoint is not None:
         best.restore(checkpoint.notes)
         print(f"sft: going on from step {checkpoint.step} of {steps}", flush=True)
@@ -143,7 +144,8 @@ def train_sft(
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint.folder))
     if trainer.state.global_step % params.eval_every:
         trainer.evaluate()
-    best.publish(target)
+    if rank() == 0:
+        best.publish(target)
     assert best.score is not None
     # The Trainer's own mean counts from the last resume on.
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
