@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -64,6 +64,15 @@ def tiny() -> tuple[Any, Any]:
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config).eval(), tokenizer
+
+
+@pytest.fixture
+def server(tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A stand-in for a vLLM server, which answers from the tiny model."""
+    from vllm_stand_in import running
+
+    with running(tiny[0], monkeypatch) as stand_in:
+        yield stand_in
 
 
 @pytest.fixture

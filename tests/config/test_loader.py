@@ -162,6 +162,38 @@ def test_cross_check_is_not_hidden_by_an_error_in_the_same_section() -> None:
 LORA = "  lora: {rank: 8, alpha: 16, dropout: 0.0, target_modules: all-linear}"
 
 
+def test_vllm_follows_generation_and_its_keys_follow_the_mode() -> None:
+    server = "  vllm: {mode: server, base_url: 'http://127.0.0.1:8000', correction: none}"
+    shared = (
+        "  vllm: {mode: colocate, gpu_memory_utilization: 0.3, tensor_parallel_size: 2, "
+        "correction: token_mask}"
+    )
+
+    def chosen(generation: str, section: str = "") -> str:
+        return edit(r"^  generation:.*$", f"  generation: {generation}\n{section}", "rl")
+
+    assert check(chosen("transformers")).rl.vllm is None
+    text = message(chosen("transformers", server))
+    assert "rl.vllm: inactive: read only with rl.generation: vllm" in text
+    text = message(chosen("vllm"))
+    assert "rl.vllm: missing: rl.generation is vllm, so this section is needed" in text
+    p = check(chosen("vllm", server))
+    assert p.rl.vllm is not None and p.rl.vllm.base_url == "http://127.0.0.1:8000"
+    p = check(chosen("vllm", shared))
+    assert p.rl.vllm is not None and p.rl.vllm.tensor_parallel_size == 2
+
+    text = message(chosen("vllm", server.replace("server,", "colocate,")))
+    assert "rl.vllm.base_url: inactive: read only with rl.vllm.mode: server" in text
+    for key in ("gpu_memory_utilization", "tensor_parallel_size"):
+        needed = f"rl.vllm.{key}: missing: rl.vllm.mode is colocate, so this parameter is needed"
+        assert needed in text
+    assert "rl.vllm.base_url: found" in message(chosen("vllm", server.replace("http://", "")))
+    text = message(chosen("vllm", shared.replace("0.3", "1.5")))
+    assert "rl.vllm.gpu_memory_utilization" in text
+    text = message(chosen("vllm", shared.replace("tensor_parallel_size", "tensor_parallel")))
+    assert "rl.vllm.tensor_parallel" in text and "tensor_parallel_size" in text
+
+
 def test_lora_follows_tuning() -> None:
     text = message(edit(r"^  tuning:.*$", f"  tuning: full\n{LORA}", "rl"))
     assert "rl.lora: inactive: read only with rl.tuning: lora, and that is full" in text

@@ -51,6 +51,15 @@ def test_compact_keeps_every_row_where_dropping_is_not_exact() -> None:
     assert compact(batch([0.0, 1.0, 0.0, 0.0]), drop_rows=False)["prompt_ids"].shape == (4, 5)
 
 
+@pytest.mark.parametrize("per_token", [False, True])
+def test_compact_keeps_vllms_importance_ratios_with_their_rows(per_token: bool) -> None:
+    inputs = batch([0.0, 1.0, 0.0, -1.0])
+    ratio = torch.arange(1.0, 33.0).view(4, 8) if per_token else torch.arange(1.0, 5.0)[:, None]
+    inputs["importance_sampling_ratio"] = ratio
+    small = compact(inputs, drop_rows=True)["importance_sampling_ratio"]
+    assert torch.equal(small, ratio[[1, 3]][:, :6])
+
+
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 @pytest.mark.parametrize("advantages", [[0.0, 1.5, 0.0, -0.5], [0.0, 0.0, 0.0, 0.0]])
 def test_gradients_equal_the_plain_trainers(

@@ -17,6 +17,7 @@ import pytest
 from ferrata.config.rl import RlParams
 from ferrata.config.section import Lora
 from ferrata.config.sft import SftParams
+from ferrata.config.vllm import VllmParams
 from ferrata.training import rl, sft
 from ferrata.training.checkpoint import CheckpointFolder
 from ferrata.training.models import lora_config
@@ -44,6 +45,7 @@ SFT = {
 
 RL = {
     "tuning": "full",
+    "generation": "transformers",
     "steps": 12,
     "tasks_per_step": 4,
     "group_size": 8,
@@ -106,7 +108,25 @@ RL_KEYS: Table = {
     "checkpoint_every": (6, lambda c: (c.save_strategy == "steps") * c.save_steps),
     "precision": ("bfloat16", precision_of),
 }
-RL_ELSEWHERE = {"tuning", "lora", "eval_every"}
+RL_ELSEWHERE = {"tuning", "lora", "generation", "vllm", "eval_every"}
+
+SERVER = {"mode": "server", "base_url": "http://one:8000", "correction": "sequence_mask"}
+COLOCATE = {
+    "mode": "colocate",
+    "gpu_memory_utilization": 0.3,
+    "tensor_parallel_size": 1,
+    "correction": "sequence_mask",
+}
+VLLM_KEYS: Table = {
+    "base_url": ("http://two:8000", lambda c: c.vllm_server_base_url),
+    "gpu_memory_utilization": (0.5, lambda c: c.vllm_gpu_memory_utilization),
+    "tensor_parallel_size": (2, lambda c: c.vllm_tensor_parallel_size),
+    "correction": (
+        "token_truncate",
+        lambda c: c.vllm_importance_sampling_correction and c.vllm_importance_sampling_mode,
+    ),
+}
+VLLM_ELSEWHERE = {"mode"}
 
 LORA_KEYS: Table = {
     "rank": (16, lambda c: c.r),
@@ -133,6 +153,7 @@ def test_tables_cover_every_key() -> None:
     assert set(SFT_KEYS) | SFT_ELSEWHERE == set(SftParams.model_fields)
     assert set(RL_KEYS) | RL_ELSEWHERE == set(RlParams.model_fields)
     assert set(LORA_KEYS) == set(Lora.model_fields)
+    assert set(VLLM_KEYS) | VLLM_ELSEWHERE == set(VllmParams.model_fields)
 
 
 @pytest.mark.parametrize("key", SFT_KEYS)
@@ -155,6 +176,63 @@ def test_rl_key_reaches_its_config(key: str, tmp_path: Path) -> None:
 
     assert read(config(rl_params())) == RL[key] != value
     assert read(config(rl_params(**{key: value}))) == value
+
+
+@pytest.mark.parametrize("key", VLLM_KEYS)
+def test_vllm_key_reaches_its_config(key: str, tmp_path: Path) -> None:
+    value, read = VLLM_KEYS[key]
+    section = SERVER if key in SERVER else COLOCATE
+
+    def config(**changed: Any) -> Any:
+        params = rl_params(generation="vllm", vllm={**section, **changed})
+        return rl.rl_config(params, seed=5, max_completion=300, scratch=tmp_path)
+
+    assert read(config()) == section[key] != value
+    assert read(config(**{key: value})) == value
+
+
+def test_generation_and_mode_reach_the_config(tmp_path: Path) -> None:
+    def config(**changed: Any) -> Any:
+        return rl.rl_config(rl_params(**changed), seed=5, max_completion=300, scratch=tmp_path)
+
+    assert not config().use_vllm
+    for section in (SERVER, COLOCATE):
+        made = config(generation="vllm", vllm=section)
+        assert made.use_vllm and made.vllm_mode == section["mode"]
+        assert made.vllm_max_model_length == (300 if section is COLOCATE else None)
+    off = config(generation="vllm", vllm={**SERVER, "correction": "none"})
+    assert not off.vllm_importance_sampling_correction
+
+
+def test_vllm_is_asked_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def ready(params: VllmParams, longest: int) -> int:
+        asked.append((params.mode, longest))
+        raise Seen  # before any model is loaded
+
+    monkeypatch.setattr(rl, "check_ready", ready)
+    monkeypatch.setattr(rl, "load_tokenizer", lambda folder: None)
+    monkeypatch.setattr(rl, "load_model", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr(rl, "Assembler", lambda *args: SimpleNamespace(close_id=1))
+    nothing: Any = None
+    budgets: Any = SimpleNamespace(max_context_tokens=300)
+    with pytest.raises(Seen):
+        rl.train_rl(
+            tmp_path,
+            tmp_path / "target",
+            nothing,
+            [],
+            [],
+            rl_params(generation="vllm", vllm=SERVER),
+            budgets,
+            system="",
+            seed=5,
+            scratch=tmp_path,
+        )
+    assert asked == [("server", 300)]
 
 
 def test_batches_are_whole_steps(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ferrata.config.section import (
     Tuning,
     check_active,
 )
+from ferrata.config.vllm import VllmParams
 
 
 class RlParams(Section):
@@ -24,6 +25,10 @@ class RlParams(Section):
 
     tuning: Tuning = Field(description="all weights, or adapters (section rl.lora)")
     lora: Lora | None = None
+    generation: Literal["transformers", "vllm"] = Field(
+        description="what plays the episodes: this process, or vLLM (section rl.vllm)"
+    )
+    vllm: VllmParams | None = None
     steps: Count = Field(description="optimizer steps")
     tasks_per_step: Count = Field(description="groups per step")
     # A group of one has no one to be compared with: every advantage would be 0.
@@ -51,6 +56,11 @@ class RlParams(Section):
     @classmethod
     def _lora(cls, value: Any, info: ValidationInfo) -> Any:
         return check_active(value, info, section="rl", switch="tuning", on="lora")
+
+    @field_validator("vllm", mode="before")
+    @classmethod
+    def _vllm(cls, value: Any, info: ValidationInfo) -> Any:
+        return check_active(value, info, section="rl", switch="generation", on="vllm")
 
     @field_validator("micro_batch_size")
     @classmethod

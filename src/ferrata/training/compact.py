@@ -21,6 +21,7 @@ ROWS_OF_COMPLETION = (
     "old_per_token_logps",
     "ref_per_token_logps",
     "sampling_per_token_logps",
+    "importance_sampling_ratio",  # of vLLM's log-probabilities; one column if it is per sequence
 )
 ROWS_OF_PROMPT = ("prompt_ids", "prompt_mask")
 

@@ -18,6 +18,7 @@ from ferrata.environments.base import Environment, Task
 from ferrata.episodes.engine import Engine
 from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
 from ferrata.episodes.trajectory import StopReason, Trajectory
+from ferrata.episodes.vllm import VllmPolicy
 from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.compact import make_trainer_class
 from ferrata.training.head import score_labels_only
@@ -30,6 +31,7 @@ from ferrata.training.models import (
     merged_state,
     trained_parameters,
 )
+from ferrata.training.vllm import check_ready, vllm_settings
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -84,6 +86,7 @@ def rl_config(params: RlParams, *, seed: int, max_completion: int, scratch: Path
         seed=seed,
         data_seed=seed,
         use_cpu=not torch.cuda.is_available(),
+        **vllm_settings(params.vllm, max_completion),
     )
 
 
@@ -97,7 +100,7 @@ class Rollout:
     """Plays the tasks that TRL asks for. TRL passes prompts only, so a prompt is a task's id.
 
     The weights are played from a copy in the rollout's dtype (merged, where adapters are trained),
-    refreshed whenever the optimizer has moved them.
+    refreshed whenever the optimizer has moved them. vLLM has the copy, where it generates.
 
     Args:
         tasks: those that may be asked for; a prompt is a task's id.
@@ -110,7 +113,7 @@ class Rollout:
         self,
         tasks: Sequence[Task],
         engine: Engine,
-        policy: TransformersPolicy,
+        policy: TransformersPolicy | VllmPolicy,
         temperature: float,
         seed: int,
     ) -> None:
@@ -124,6 +127,10 @@ class Rollout:
     def sync(self, model: Any, step: int) -> None:
         """Copy the weights that are being trained into the policy, once per optimizer step."""
         if self._synced == step:
+            return
+        if isinstance(self._policy, VllmPolicy):
+            self._policy.sync(step)
+            self._synced = step
             return
         state = merged_state(model)
         own = self._policy.model.state_dict()
@@ -229,9 +236,14 @@ def train_rl(
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     tokenizer = load_tokenizer(start)
     assembler = Assembler(tokenizer, system)
-    copy = load_model(start, resolve_dtype(params.precision))
-    size = max(params.tasks_per_step * params.group_size, VALIDATION_BATCH)
-    policy = TransformersPolicy(copy, assembler.close_id, size)
+    policy: TransformersPolicy | VllmPolicy
+    if params.vllm is None:
+        copy = load_model(start, resolve_dtype(params.precision))
+        size = max(params.tasks_per_step * params.group_size, VALIDATION_BATCH)
+        policy = TransformersPolicy(copy, assembler.close_id, size)
+    else:
+        longest = check_ready(params.vllm, budgets.max_context_tokens)
+        policy = VllmPolicy(assembler.close_id, longest)
     engine = Engine(environment, assembler, policy, budgets)
     rollout = Rollout(train, engine, policy, params.temperature, seed)
     best = Best(folder.path)
@@ -248,6 +260,8 @@ def train_rl(
         peft_config=lora_config(params.lora),
         callbacks=list(callbacks),
     )
+    if isinstance(policy, VllmPolicy):
+        policy.attach(trainer)
 
     score_labels_only(trainer.model, params.temperature)
     if trainer.ref_model is not None:
