@@ -230,7 +230,7 @@ def test_vllm_is_asked_before_a_model_is_loaded(
             budgets,
             system="",
             seed=5,
-            scratch=tmp_path,
+            folder=CheckpointFolder(tmp_path),
         )
     assert asked == [("server", 300)]
 

@@ -18,6 +18,7 @@ from ferrata.environments.base import Reply, Step, Task
 from ferrata.environments.tool_use import ToolUse
 from ferrata.episodes.vllm import VllmPolicy
 from ferrata.errors import FerrataError
+from ferrata.training.checkpoint import CheckpointFolder
 from ferrata.training.rl import Rollout, train_rl
 from ferrata.training.vllm import check_ready, check_server
 
@@ -76,6 +77,7 @@ RL = {
     "beta": 0.0,
     "updates_per_batch": 1,
     "eval_every": 2,
+    "checkpoint_every": 0,
     "precision": "float32",
 }
 
@@ -123,7 +125,7 @@ def test_training_plays_through_the_server(
         limits(max_turns=1, max_turn_tokens=60, max_context_tokens=1000),
         system="Use tools.",
         seed=3,
-        scratch=tmp_path / "scratch",
+        folder=CheckpointFolder(tmp_path),
     )
     assert metrics["steps"] == 2
     # validation before, rollout, rollout, validation behind: the weights went once per step
