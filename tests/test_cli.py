@@ -31,11 +31,13 @@ def ferrata(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 def test_help(tmp_path: Path) -> None:
     done = ferrata(tmp_path, "--help")
     assert done.returncode == 0
-    for word in ("params", "profile", "chat", "summary", "readme", "examples:"):
+    for word in ("params", "profile", "chat", "summary", "readme", "doctor", "clean", "examples:"):
         assert word in done.stdout
 
 
-@pytest.mark.parametrize("command", ["params", "profile", "chat", "summary", "readme"])
+@pytest.mark.parametrize(
+    "command", ["params", "profile", "chat", "summary", "readme", "doctor", "clean"]
+)
 def test_help_of_commands(tmp_path: Path, command: str) -> None:
     done = ferrata(tmp_path, command, "--help")
     assert done.returncode == 0

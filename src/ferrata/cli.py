@@ -19,6 +19,8 @@ _EXAMPLES = """examples:
   ferrata profile default            back to the real model
   ferrata chat --arm rl              talk to the trained model; its tool calls are shown
   ferrata summary                    table of the last evaluation
+  ferrata doctor                     what is wrong here, and what to do about it
+  ferrata clean --dry-run            what may be removed, and how much it takes
 
 the graph itself is run by DVC:
   dvc repro                          run what has changed
@@ -83,6 +85,32 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="write nothing; fail if README.md is out of date"
     )
     readme.set_defaults(run=_readme)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is wrong here, and what to do about it",
+        description="One screen on environment, processor, memory, disk, parameters, interrupted "
+        "stages and what would run. Changes nothing. Exit status 1 if a line is an error.",
+    )
+    doctor.add_argument("--json", action="store_true", help="the same as JSON")
+    doctor.set_defaults(run=_doctor)
+
+    clean = commands.add_parser(
+        "clean",
+        help="remove leftovers: checkpoints of interrupted stages, caches",
+        description="Lists what is safe to remove, with sizes and reasons, and asks. Models, data, "
+        "DVC's cache, MLflow's records, what git tracks and what a running stage uses stay.",
+        epilog="example: ferrata clean --keep-checkpoints --yes",
+    )
+    sure = clean.add_mutually_exclusive_group()
+    sure.add_argument("--dry-run", action="store_true", help="only list")
+    sure.add_argument("--yes", action="store_true", help="do not ask")
+    clean.add_argument(
+        "--keep-checkpoints",
+        action="store_true",
+        help="leave what an interrupted stage can go on from",
+    )
+    clean.set_defaults(run=_clean)
     return parser
 
 
@@ -133,6 +161,18 @@ def _readme(args: argparse.Namespace) -> None:
 
     changed = update(project_root(), check=args.check)
     print("README.md: written" if changed else "README.md: up to date")
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from ferrata.housekeeping.doctor import run
+
+    return run(as_json=args.json)
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from ferrata.housekeeping.clean import run
+
+    return run(dry_run=args.dry_run, yes=args.yes, keep_checkpoints=args.keep_checkpoints)
 
 
 if __name__ == "__main__":
