@@ -297,7 +297,7 @@ def test_the_lock_is_that_of_training(project: Path) -> None:
         assert folder.path.is_dir()
 
 
-def test_the_python_cache_of_this_project_is_found_fast() -> None:
+def test_nothing_that_this_repository_tracks_is_removable() -> None:
     root = Path(__file__).resolve().parents[2]
     tracked = subprocess.run(
         ["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=True

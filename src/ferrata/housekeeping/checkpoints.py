@@ -116,6 +116,21 @@ def running_processes(root: Path) -> list[int]:
     return sorted(pid for pid in found if _lives(pid))
 
 
+def whoever_runs(root: Path) -> str | None:
+    """`process 123` if a stage of the project seems to be running, which may be writing files that
+    have no lock of their own; None if not.
+
+    Raises:
+        OSError: DVC's notes cannot be read.
+    """
+    for folder in key_folders(root):
+        lock = folder.lock()
+        if lock.state == "held":
+            return f"process {lock.detail or '?'}"
+    running = running_processes(root)
+    return f"process {running[0]}" if running else None
+
+
 def _has_manifest(folder: Path) -> bool:
     try:
         return isinstance(json.loads((folder / "manifest.json").read_bytes()), dict)

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ferrata.errors import FerrataError
 from ferrata.housekeeping.checkpoints import running_processes
-from ferrata.housekeeping.doctor import Check, Project
+from ferrata.housekeeping.doctor import Check, Project, from_error
 from ferrata.housekeeping.files import listed
 
 PATIENCE_S = 120  # DVC hashes changed outputs before it answers
@@ -41,8 +42,14 @@ class DryRun:
 def parameters(project: Project) -> Iterator[Check]:
     from ferrata.config.loader import load
 
-    load(project.folder)
-    yield Check("ok", "params.yaml", "valid")
+    try:
+        load(project.folder)
+    except FerrataError as error:
+        check = from_error("params.yaml", error)
+        # The name of the file stands in the column before.
+        yield replace(check, text=check.text.replace("\nparams.yaml: ", "\n"))
+    else:
+        yield Check("ok", "params.yaml", "valid")
 
 
 def pipeline(project: Project) -> Iterator[Check]:
@@ -54,9 +61,12 @@ def pipeline(project: Project) -> Iterator[Check]:
         return
     answer = dry_run(project.folder)
     known = {*answer.run, *answer.blocked, *answer.same} if answer else set()
-    outs = _locked_outputs(project.folder, known)
+    locked = _locked_outputs(project.folder)
+    # An arm that was removed from params.yaml keeps its entry, but its outputs are not missed.
+    stages = [stage for stage in locked if not known or stage in known]
+    outs = [out for stage in stages for out in locked[stage]]
     missing = [out for out in outs if not os.path.lexists(project.folder / out["path"])]
-    yield _would_run(project, answer, [str(out["path"]) for out in missing])
+    yield _would_run(project, answer, [str(out["path"]) for out in missing], list(locked))
     if not outs:
         yield Check("warning", "outputs", "none in dvc.lock: nothing was run yet", "dvc repro")
     elif not missing:
@@ -67,7 +77,10 @@ def pipeline(project: Project) -> Iterator[Check]:
         yield Check("warning", "outputs", text, _brought_back(project.root, missing))
 
 
-def _would_run(project: Project, answer: DryRun | None, missing: list[str]) -> Check:
+def _would_run(
+    project: Project, answer: DryRun | None, missing: list[str], order: list[str]
+) -> Check:
+    """The line; missing: paths of outputs that are not here; order: stages as dvc.lock has them."""
     name = "would run"
     if answer is None:
         return Check("warning", name, f"cannot be said: DVC took more than {PATIENCE_S} s")
@@ -85,9 +98,11 @@ def _would_run(project: Project, answer: DryRun | None, missing: list[str]) -> C
         return Check("error", name, f"DVC refuses: {text}", "put that right, in dvc.yaml perhaps")
     text = listed([*answer.run, *answer.blocked[:1]], 20)
     if rest := answer.blocked[1:]:
-        text += f"; then perhaps {listed(rest, 20)}"
+        places = {stage: place for place, stage in enumerate(order)}
+        text += "; then perhaps "
+        text += listed(sorted(rest, key=lambda stage: places.get(stage, len(places))), 20)
     if "code" in answer.run and (changed := _changed_code(project)):
-        text += f". New code: {', '.join(changed)}; these run, and what follows may"
+        text += f". New code, so these run, and what follows may: {', '.join(changed)}"
     if complaints:
         return Check("warning", name, "\n".join([text, *complaints]), "dvc repro")
     return Check("ok", name, text, "dvc repro")
@@ -104,23 +119,15 @@ def _changed_code(project: Project) -> list[str]:
         return write_fingerprints(project.root, copy)
 
 
-def _locked_outputs(folder: Path, known: set[str]) -> list[dict[str, Any]]:
-    """The outputs in dvc.lock of the known stages; of all if none is known.
-
-    An arm that was removed from params.yaml keeps its entry, but its outputs are not missed.
-    """
+def _locked_outputs(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Stage -> its outputs, as dvc.lock has them."""
     from ferrata.config.loader import parse_yaml, read_text
 
     lock = folder / "dvc.lock"
     if not lock.is_file():
-        return []
+        return {}
     stages = parse_yaml(read_text(lock), lock.name).get("stages") or {}
-    return [
-        out
-        for stage, entry in stages.items()
-        if not known or stage in known
-        for out in entry.get("outs") or ()
-    ]
+    return {stage: list(entry.get("outs") or ()) for stage, entry in stages.items()}
 
 
 def _brought_back(root: Path, missing: list[dict[str, Any]]) -> str:

@@ -54,7 +54,7 @@ def tools(project: Project) -> Iterator[Check]:
     else:
         done = subprocess.run([git, "--version"], capture_output=True, text=True, timeout=20)
         yield Check("ok", "git", done.stdout.strip().removeprefix("git version ") or git)
-    activate = "start a shell, `. ./activate`, and run it again"
+    activate = "`. ./activate` in this shell"
     try:
         version = metadata.version("dvc")
     except metadata.PackageNotFoundError:
@@ -74,7 +74,9 @@ def tools(project: Project) -> Iterator[Check]:
         yield Check(
             "warning",
             "PATH",
-            f"stages run `python`, and that is {python or 'not on PATH'}, not this environment's",
+            f"stages run `python`, and that is {python}, not this environment's"
+            if python
+            else "stages run `python`, and there is none on PATH",
             activate,
         )
 

@@ -20,7 +20,7 @@ from ferrata.housekeeping.checkpoints import (
     PARTIAL,
     KeyFolder,
     key_folders,
-    running_processes,
+    whoever_runs,
 )
 from ferrata.housekeeping.files import (
     Usage,
@@ -162,15 +162,14 @@ def _unfinished(root: Path) -> Iterator[Item | Left]:
     entries = [entry for entry in entries if entry.name.endswith(PARTIAL)]
     if not entries:
         return
-    held = [folder for folder in key_folders(root) if folder.lock().state == "held"]
-    running = bool(held) or bool(running_processes(root))
+    running = whoever_runs(root)
     for entry in entries:
         name, usage = _name(entry, root), measure(entry)
         if entry.is_symlink():
             if entry.parent.name == "models":  # those in .checkpoints are named already
                 yield Left(name, "a link, not followed")
         elif running:
-            yield Left(name, "a stage is running and may be writing it")
+            yield Left(name, f"{running} is running and may be writing it")
         elif _recent(usage):
             yield Left(name, f"perhaps in use: changed {human_age(usage.newest)}")
         else:

@@ -11,7 +11,7 @@ from ferrata.housekeeping.checkpoints import (
     PARTIAL,
     KeyFolder,
     key_folders,
-    running_processes,
+    whoever_runs,
 )
 from ferrata.housekeeping.doctor import Check, Project
 from ferrata.housekeeping.files import (
@@ -125,8 +125,8 @@ def unfinished(project: Project) -> Iterator[Check]:
         return
     names = listed(str(entry.relative_to(root)) for entry in found)
     size = human_size(measure(*found).size)
-    if running := running_processes(root):
-        yield Check("ok", "unfinished", f"being written by process {running[0]}: {names}, {size}")
+    if running := whoever_runs(root):
+        yield Check("ok", "unfinished", f"perhaps being written by {running}: {names}, {size}")
         return
     yield Check("warning", "unfinished", f"{names}, {size}", "`ferrata clean` removes it")
 
