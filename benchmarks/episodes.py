@@ -126,6 +126,7 @@ def _sizes(args: argparse.Namespace, episodes: int, steps: int) -> Sizes:
             "steps": steps,
             "warmup_steps": 0,
             "eval_every": steps,
+            "checkpoint_every": 0,  # writing them is no part of a step
             "learning_rate": STILL,
             "tasks_per_step": episodes // args.group,
             "group_size": args.group,

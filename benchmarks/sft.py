@@ -126,6 +126,7 @@ def _sizes(args: argparse.Namespace) -> tuple[Sizes, str]:
             "batch_size": batch,
             "micro_batch_size": args.micro_batch or min(params.sft.micro_batch_size, batch),
             "eval_every": steps,
+            "checkpoint_every": 0,  # writing them is no part of a step
             "validation_demonstrations": 1,
             "precision": args.precision,
         }
@@ -183,6 +184,7 @@ def ours(send: Send, sizes: Sizes) -> None:
     """`train_sft` as the stage calls it; validation and saving lie outside the clock."""
     from ferrata.chat import Assembler
     from ferrata.environments import get_environment
+    from ferrata.training.checkpoint import CheckpointFolder
     from ferrata.training.models import load_tokenizer
     from ferrata.training.sft import train_sft
 
@@ -198,7 +200,7 @@ def ours(send: Send, sizes: Sizes) -> None:
             sizes.params,
             seed=sizes.seed,
             max_length=sizes.max_length,
-            scratch=Path(folder),
+            folder=CheckpointFolder(Path(folder)),
             callbacks=[step_clock(send, counting.begin, counting.details)],
         )
 

@@ -236,6 +236,7 @@ def ours(send: Send, sizes: Sizes, every_row: bool) -> None:
             luck of the draw.
     """
     from ferrata.training import compact
+    from ferrata.training.checkpoint import CheckpointFolder
     from ferrata.training.rl import train_rl
 
     if every_row:
@@ -254,7 +255,7 @@ def ours(send: Send, sizes: Sizes, every_row: bool) -> None:
             sizes.budgets,
             system=sizes.system,
             seed=sizes.seed,
-            scratch=Path(folder),
+            folder=CheckpointFolder(Path(folder)),
             callbacks=[step_clock(send, rollouts.begin, rollouts.details)],
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ferrata.housekeeping.files import Usage, children, is_real_folder, measure
+from ferrata.housekeeping.files import Usage, children, is_real_folder, measure, pipelines
 
 FOLDER = ".checkpoints"
 PARTIAL = ".partial"
@@ -93,6 +93,15 @@ def key_folders(root: Path) -> list[KeyFolder]:
         for entry in children(stage)
         if is_real_folder(entry) and not entry.name.endswith(PARTIAL)
     ]
+
+
+def unfinished_entries(root: Path) -> list[Path]:
+    """`*.partial` beside key folders and beside models, links included: what a killed process was
+    writing."""
+    places = [root / FOLDER, *children(root / FOLDER)]
+    places += [folder / "models" for folder in pipelines(root)]
+    entries = [e for place in places if not place.name.endswith(PARTIAL) for e in children(place)]
+    return [entry for entry in entries if entry.name.endswith(PARTIAL)]
 
 
 def running_processes(root: Path) -> list[int]:

@@ -20,6 +20,7 @@ from ferrata.housekeeping.checkpoints import (
     PARTIAL,
     KeyFolder,
     key_folders,
+    unfinished_entries,
     whoever_runs,
 )
 from ferrata.housekeeping.files import (
@@ -156,10 +157,7 @@ def _checkpoint(folder: KeyFolder, name: str, keep: bool) -> Iterator[Item | Lef
 
 def _unfinished(root: Path) -> Iterator[Item | Left]:
     """`*.partial` beside key folders and beside models: what a killed process was writing."""
-    places = [root / FOLDER, *children(root / FOLDER)]
-    places += [folder / "models" for folder in pipelines(root)]
-    entries = [e for place in places if not place.name.endswith(PARTIAL) for e in children(place)]
-    entries = [entry for entry in entries if entry.name.endswith(PARTIAL)]
+    entries = unfinished_entries(root)
     if not entries:
         return
     running = whoever_runs(root)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ferrata.housekeeping.checkpoints import (
     FOLDER,
-    PARTIAL,
     KeyFolder,
     key_folders,
+    unfinished_entries,
     whoever_runs,
 )
 from ferrata.housekeeping.doctor import Check, Project
@@ -118,9 +118,7 @@ def _interrupted(folder: KeyFolder) -> Check:
 def unfinished(project: Project) -> Iterator[Check]:
     """`*.partial` next to models and key folders: what a killed process was writing."""
     root = project.root
-    places = [root / FOLDER, *children(root / FOLDER)]
-    places += [folder / "models" for folder in pipelines(root)]
-    found = [entry for place in places for entry in children(place) if entry.suffix == PARTIAL]
+    found = unfinished_entries(root)
     if not found:
         return
     names = listed(str(entry.relative_to(root)) for entry in found)

@@ -2,12 +2,10 @@
 
 Two exact savings inside TRL's GRPO loss. Columns that are padding in every row of a micro-batch are
 cut: TRL pads to the longest episode of the whole generation. And rows whose advantage is 0 (groups
-    with equal returns) are left out
-where nothing else gives them a gradient and the loss divides by a number that they do not change:
-    loss `dapo`, no KL
-term, one process. Metrics that TRL averages inside the loss (entropy, clip shares) are then of the
-remaining rows. This relies on the private `GRPOTrainer._compute_loss` of TRL 1.16; tests compare
-gradients with the plain trainer's.
+with equal returns) are left out where nothing else gives them a gradient and the loss divides by a
+number that they do not change: loss `dapo`, no KL term, one process. Metrics that TRL averages
+inside the loss (entropy, clip shares) are then of the remaining rows. This relies on the private
+`GRPOTrainer._compute_loss` of TRL 1.16; tests compare gradients with the plain trainer's.
 """
 
 from __future__ import annotations
