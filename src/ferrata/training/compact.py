@@ -4,8 +4,10 @@ Two exact savings inside TRL's GRPO loss. Columns that are padding in every row 
 cut: TRL pads to the longest episode of the whole generation. And rows whose advantage is 0 (groups
 with equal returns) are left out where nothing else gives them a gradient and the loss divides by a
 number that they do not change: loss `dapo`, no KL term, one process. Metrics that TRL averages
-inside the loss (entropy, clip shares) are then of the remaining rows. This relies on the private
-`GRPOTrainer._compute_loss` of TRL 1.16; tests compare gradients with the plain trainer's.
+inside the loss (entropy, clip shares) are then of the remaining rows. On processors the episodes of
+a task also stand side by side, so that they share what they have in common. This relies on the
+private `_compute_loss` and `_prepare_inputs` of TRL 1.16's GRPOTrainer; tests compare gradients with
+the plain trainer's.
 """
 
 from __future__ import annotations
@@ -52,12 +54,57 @@ def compact(inputs: dict[str, Any], *, drop_rows: bool) -> dict[str, Any]:
     return out
 
 
+def in_group_order(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The micro-batches of one step with the episodes of a task side by side, so that they share a
+    branch of the tree (`ferrata.training.tree`). TRL shuffles them, which matters only where a
+    generation serves several optimizer steps at once; here each step takes all of it.
+
+    Args:
+        batches: dictionaries of tensors and lists with one entry per episode; tensors without
+            dimensions hold for all.
+    """
+    import torch
+
+    sizes = [len(batch["prompt_ids"]) for batch in batches]
+    keys = []
+    for batch in batches:
+        for row in range(len(batch["prompt_ids"])):
+            used = [
+                batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()].tolist()
+                for part in ("prompt", "completion")
+            ]
+            keys.append(used)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    out: list[dict[str, Any]] = [{} for _ in batches]
+    for name, first in batches[0].items():
+        parts = [batch[name] for batch in batches]
+        if isinstance(first, torch.Tensor) and first.dim() > 0:
+            pieces: Any = torch.cat(parts)[order].split(sizes)
+        elif isinstance(first, list):
+            flat = [entry for part in parts for entry in part]
+            entries = iter([flat[index] for index in order])
+            pieces = [[next(entries) for _ in range(size)] for size in sizes]
+        else:
+            pieces = parts
+        for batch, piece in zip(out, pieces, strict=True):
+            batch[name] = piece
+    return out
+
+
 def make_trainer_class() -> type:
     """GRPOTrainer with compact micro-batches (made on demand: importing TRL takes seconds)."""
     from trl import GRPOTrainer
 
     class CompactGRPOTrainer(GRPOTrainer):
         """TRL's trainer; same loss, same gradients, less work."""
+
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            before = self._buffered_inputs
+            inputs = super()._prepare_inputs(generation_batch)
+            if self._buffered_inputs is before or self.accelerator.device.type != "cpu":
+                return inputs
+            self._buffered_inputs = in_group_order(self._buffered_inputs)
+            return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
             exact = (

@@ -14,6 +14,7 @@ import functools
 import types
 from typing import Any
 
+from ferrata.training.scores import score
 from ferrata.training.tree import fits, hidden, make_tree, use_trees
 
 
@@ -47,17 +48,16 @@ def score_labels_only(model: Any, temperature: float = 1.0) -> None:
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if packs and not args and kwargs.keys() <= {"input_ids", "attention_mask"}:
             tree = make_tree(kwargs["input_ids"], kwargs.get("attention_mask"))
-            hidden_NH = hidden(self.base_model, tree)[tree.place_BT[:, :-1][mask_BT]]
+            # Rows that are alike up to a label share the state that it is scored from.
+            places_U, of_N = tree.place_BT[:, :-1][mask_BT].unique(return_inverse=True)
+            hidden_UH = hidden(self.base_model, tree)[places_U]
         else:
             output = self.base_model(*args, use_cache=False, **kwargs)
-            hidden_NH = output.last_hidden_state[:, :-1][mask_BT]
-        logits_NV = self.get_output_embeddings()(hidden_NH).float() / temperature
-        targets_N = labels_BT[mask_BT]
-        log_z_N = logits_NV.logsumexp(-1)
-        log_probs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - log_z_N
-        with torch.no_grad():
-            entropy_N = log_z_N - (torch.exp(logits_NV - log_z_N[:, None]) * logits_NV).sum(-1)
-            is_top1_N = logits_NV.argmax(-1) == targets_N
+            hidden_UH = output.last_hidden_state[:, :-1][mask_BT]
+            of_N = torch.arange(len(hidden_UH), device=hidden_UH.device)
+        log_probs_N, entropy_N, is_top1_N = score(
+            hidden_UH, self.get_output_embeddings(), of_N, labels_BT[mask_BT], temperature
+        )
 
         def spread(values_N: Any) -> Any:
             return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)

@@ -1,12 +1,14 @@
-"""A training batch as a tree: what all rows begin with is computed once, and nothing is padded.
+"""A training batch as a tree: what rows begin with together is computed once, nothing is padded.
 
-The rows of a batch share the system message and the tool list, which are most of a short episode.
-Their hidden states are the same in every row, so one copy serves all, and its gradient is the sum
-over the rows: the same numbers as in the padded batch, from about half of the tokens. Built on
-transformers' public `AttentionInterface`; tests compare values and gradients with the padded batch.
+All rows of a batch share the system message and the tool list, which are most of a short episode:
+the trunk. The episodes of one task share its question, and then as many turns as they have played
+alike: they are a branch, which forks where they differ. Hidden states of shared tokens are the same
+in every row, so one copy serves all, and its gradient is the sum over the rows: the same numbers as
+in the padded batch, from a third to a half of the tokens. Built on transformers' public
+`AttentionInterface`; tests compare values and gradients with the padded batch.
 
-Sizes in names: B rows of T columns, P shared tokens, S columns of the longest rest, N = P + all
-rests, H query heads, K key-value heads, D head size.
+Sizes in names: B rows of T columns, P shared tokens of the trunk, C branches, S tokens of the
+largest branch, N = P + all branches, H query heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
 ATTENTION = "ferrata_tree"
+BRANCH = 8  # tokens behind the trunk that rows must share to stand in one branch
 
 
 @dataclass(frozen=True)
@@ -27,16 +32,18 @@ class Tree:
 
     prefix: P, >= 0.
     ids_N, positions_N: token, and its position in its own row.
-    grid_BS: place among the N of each row's rest, filled up with place 0.
-    used_BS: cells of the grid that are tokens.
+    grid_CS: place among the N of each branch's tokens, filled up with place 0.
+    used_CS: cells of the grid that are tokens.
+    hidden_CSS: what a token of a branch must not look at: all but itself and those it follows.
     place_BT: place among the N of each token of the padded batch (0 where it is padding).
     """
 
     prefix: int
     ids_N: Tensor
     positions_N: Tensor
-    grid_BS: Tensor
-    used_BS: Tensor
+    grid_CS: Tensor
+    used_CS: Tensor
+    hidden_CSS: Tensor
     place_BT: Tensor
 
 
@@ -58,26 +65,60 @@ def make_tree(ids_BT: Tensor, mask_BT: Tensor | None) -> Tree:
         raise ValueError("a row of the attention mask has a hole")
     if not lengths_B.all():
         raise ValueError("a row of the attention mask is empty")
-    rows = [row[kept] for row, kept in zip(ids_BT, kept_BT, strict=True)]
-    most = int(lengths_B.min()) - 1  # at least one token of each row is its own
-    heads_BP = torch.stack([row[:most] for row in rows])
-    differs_P = (heads_BP != heads_BP[0]).any(0)
-    prefix = int(differs_P.int().argmax()) if differs_P.any() else most
-    rests_B = lengths_B - prefix
-    offsets_B = prefix + rests_B.cumsum(0) - rests_B
-    columns_S = torch.arange(int(rests_B.max()), device=ids_BT.device)
-    used_BS = columns_S < rests_B[:, None]
+    rows = [row[kept].tolist() for row, kept in zip(ids_BT, kept_BT, strict=True)]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    # What the first and the last in order share, all share; one token of each row is its own.
+    prefix = min(_shared(rows[order[0]], rows[order[-1]]), min(map(len, rows)) - 1)
+    ids, positions = rows[order[0]][:prefix], list(range(prefix))
+    branches: list[int] = []  # place of each one's first token
+    branch_of: dict[int, int] = {}  # of a row
+    path_of: dict[int, list[int]] = {}  # places of a row's tokens behind the trunk
+    before: int | None = None
+    for index in order:
+        row, path = rows[index], []
+        # A row in order shares most with the row before it.
+        shared = 0 if before is None else _shared(rows[before], row) - prefix
+        if before is not None and shared >= BRANCH:
+            path = path_of[before][:shared]
+        else:
+            branches.append(len(ids))
+        fresh = range(prefix + len(path), len(row))
+        branch_of[index] = len(branches) - 1
+        path_of[index] = path + list(range(len(ids), len(ids) + len(fresh)))
+        ids += row[fresh.start :]
+        positions += fresh
+        before = index
+    ends = [*branches[1:], len(ids)]
+    sizes = torch.tensor([end - first for first, end in zip(branches, ends, strict=True)])
+    columns_S = torch.arange(int(sizes.max()))
+    used_CS = columns_S < sizes[:, None]
+    hidden_CSS = ~torch.eye(len(columns_S), dtype=torch.bool).repeat(len(branches), 1, 1)
+    place_BT = torch.zeros(ids_BT.shape, dtype=torch.long)
+    for index, row in enumerate(rows):
+        branch, path_T = branch_of[index], torch.tensor(path_of[index])
+        own_T = path_T - branches[branch]
+        hidden_CSS[branch, own_T[:, None], own_T] &= own_T[:, None] < own_T
+        start = int(starts_B[index])
+        place_BT[index, start : start + prefix] = torch.arange(prefix)
+        place_BT[index, start + prefix : start + len(row)] = path_T
+    grid_CS = torch.where(used_CS, torch.tensor(branches)[:, None] + columns_S, 0)
+    device = ids_BT.device
     return Tree(
         prefix,
-        torch.cat([rows[0][:prefix], *(row[prefix:] for row in rows)]),
-        torch.cat([torch.arange(prefix, device=ids_BT.device)]
-                  + [torch.arange(prefix, len(row), device=ids_BT.device) for row in rows]),
-        torch.where(used_BS, offsets_B[:, None] + columns_S, 0),
-        used_BS,
-        torch.where(
-            steps_BT < prefix, steps_BT, offsets_B[:, None] + steps_BT - prefix
-        ).masked_fill(~kept_BT, 0),
-    )  # fmt: skip
+        torch.tensor(ids, device=device),
+        torch.tensor(positions, device=device),
+        grid_CS.to(device),
+        used_CS.to(device),
+        hidden_CSS.to(device),
+        place_BT.to(device),
+    )
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many elements two sequences begin with together."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def attend(
@@ -104,40 +145,39 @@ def attend(
     heads, size = query.shape[1], query.shape[3]
     kv_heads, p = key.shape[1], tree.prefix
     groups = heads // kv_heads
-    rows, columns = tree.grid_BS.shape
+    branches, columns = tree.grid_CS.shape
 
     def rest(x: Tensor) -> Tensor:
-        """(1, H, N, D) to (B, S, H, D)."""
+        """(1, H, N, D) to (C, S, H, D)."""
         flat_NE = x[0].transpose(0, 1).reshape(x.shape[2], -1)
-        return flat_NE.index_select(0, tree.grid_BS.flatten()).view(rows, columns, x.shape[1], size)
-
-    def causal(scores: Tensor) -> Tensor:
-        n = scores.shape[-1]
-        later = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu(1)
-        return scores.masked_fill(later, float("-inf"))
+        cells_NE = flat_NE.index_select(0, tree.grid_CS.flatten())
+        return cells_NE.view(branches, columns, x.shape[1], size)
 
     keys_KPD, values_KPD = key[0, :, :p], value[0, :, :p]
     # Query heads that share a key-value head stand together: one product serves all of them.
     q_KGPD = query[0, :, :p].reshape(kv_heads, groups, p, size)
     scores = torch.matmul(q_KGPD, keys_KPD[:, None].transpose(2, 3)).float() * scaling
-    weights = torch.softmax(causal(scores), -1).to(value.dtype)
+    later_PP = torch.ones(p, p, dtype=torch.bool, device=scores.device).triu(1)
+    scores = scores.masked_fill(later_PP, float("-inf"))
+    weights = torch.softmax(scores, -1).to(value.dtype)
     shared_PHD = torch.matmul(weights, values_KPD[:, None]).flatten(0, 1).transpose(0, 1)
 
-    q_BKGSD = rest(query).view(rows, columns, kv_heads, groups, size).permute(0, 2, 3, 1, 4)
-    keys_BKSD, values_BKSD = rest(key).transpose(1, 2), rest(value).transpose(1, 2)
-    q_KMD = q_BKGSD.transpose(0, 1).reshape(kv_heads, groups * rows * columns, size)
+    q_CKGSD = rest(query).view(branches, columns, kv_heads, groups, size).permute(0, 2, 3, 1, 4)
+    keys_CKSD, values_CKSD = rest(key).transpose(1, 2), rest(value).transpose(1, 2)
+    q_KMD = q_CKGSD.transpose(0, 1).reshape(kv_heads, groups * branches * columns, size)
     before = torch.matmul(q_KMD, keys_KPD.transpose(1, 2))
-    before = before.view(kv_heads, rows, groups, columns, p).transpose(0, 1)
-    own = torch.matmul(q_BKGSD, keys_BKSD[:, :, None].transpose(3, 4))
-    scores = torch.cat([before.float(), causal(own.float())], -1) * scaling
+    before = before.view(kv_heads, branches, groups, columns, p).transpose(0, 1)
+    own = torch.matmul(q_CKGSD, keys_CKSD[:, :, None].transpose(3, 4))
+    own = own.float().masked_fill(tree.hidden_CSS[:, None, None], float("-inf"))
+    scores = torch.cat([before.float(), own], -1) * scaling
     weights = torch.softmax(scores, -1).to(value.dtype)
-    out = torch.matmul(weights[..., p:], values_BKSD[:, :, None])
-    of_prefix = weights[..., :p].transpose(0, 1).reshape(kv_heads, groups * rows * columns, p)
+    out = torch.matmul(weights[..., p:], values_CKSD[:, :, None])
+    of_prefix = weights[..., :p].transpose(0, 1).reshape(kv_heads, groups * branches * columns, p)
     out = out + torch.matmul(of_prefix, values_KPD).view(
-        kv_heads, rows, groups, columns, size
+        kv_heads, branches, groups, columns, size
     ).transpose(0, 1)
-    rest_BSHD = out.permute(0, 3, 1, 2, 4).reshape(rows, columns, heads, size)
-    return torch.cat([shared_PHD, rest_BSHD[tree.used_BS]])[None], None
+    rest_CSHD = out.permute(0, 3, 1, 2, 4).reshape(branches, columns, heads, size)
+    return torch.cat([shared_PHD, rest_CSHD[tree.used_CS]])[None], None
 
 
 def fits(model: PreTrainedModel) -> bool:
