@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrata.episodes.slots import Piece, SlotCache, forward, use_slots
 
@@ -99,15 +99,23 @@ def cpu_flags() -> frozenset[str]:
 
 
 @dataclass
-class _Row:
-    """A context in play. `pending` is what the next pass appends, from `position` on."""
+class _Member:
+    """A context among those that a row plays. `random` is None where the choice is greedy."""
 
     index: int
+    random: np.random.Generator | None
+
+
+@dataclass
+class _Row:
+    """Contexts that have been alike so far: one slot, one pass for all of them. `pending` is what
+    the next pass appends, from `position` on; ids and logprobs are of the turn in play."""
+
+    members: list[_Member]
     slot: int
     position: int
     pending: list[int]
     limit: int
-    random: np.random.Generator | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -119,7 +127,8 @@ class TransformersPolicy:
     result behind it, a whole new prompt) and samples its next token, so no context ever waits for
     another. Keys and values live as long as the context; a finished context's slot goes to the
     next prompt, and slots that nobody needs are dropped. The prompts' common beginning is computed
-    once, and equal prompts that start together (a group) are computed once.
+    once. Equal prompts that start together (a group) are one row, which is computed once and forks
+    where their samples, or the answers to these, differ.
 
     Args:
         model: on its device and in its dtype; put in eval mode here. Full attention only (no
@@ -154,81 +163,98 @@ class TransformersPolicy:
 
     def _play(self, prompts: Sequence[Prompt], temperature: float, on_turn: OnTurn) -> None:
         waiting = deque(enumerate(prompts))
-        free = list(range(min(self._batch_size, len(prompts))))
-        cache = SlotCache(len(free))
+        admitted = {tuple(prompt.ids) for prompt in prompts[: self._batch_size]}
+        cache = SlotCache(len(admitted))
         prefix = shared_prefix([prompt.ids for prompt in prompts])
         if prefix:  # it stays in its slot when the slot goes to another prompt
             forward(self.model, [Piece(0, 0, prefix)], cache)
-            cache.copy(0, free[1:], len(prefix))
-        live: list[_Row] = []
-        while waiting or live:
-            leader_of: dict[tuple[int, ...], _Row] = {}
-            followers: list[tuple[_Row, _Row]] = []
-            while waiting and free:
+            others = range(1, cache.slots)
+            cache.copy([0] * len(others), others, len(prefix))
+        rows: list[_Row] = []
+        while waiting or rows:
+            room = self._batch_size - sum(len(row.members) for row in rows)
+            fresh: dict[tuple[int, ...], _Row] = {}
+            for _ in range(min(room, len(waiting))):
                 index, prompt = waiting.popleft()
-                row = _Row(
-                    index,
-                    free.pop(0),
-                    len(prefix),
-                    list(prompt.ids[len(prefix) :]),
-                    prompt.limit,
-                    uniforms(prompt.seed) if temperature > 0 else None,
-                )
-                leader = leader_of.setdefault(tuple(prompt.ids), row)
-                if leader is row:
-                    live.append(row)
-                else:
-                    followers.append((row, leader))
-            live = self._pass(live, followers, cache, temperature, on_turn)
-            used = {row.slot for row in live}
-            free = [slot for slot in range(cache.slots) if slot not in used]
-            if not waiting and live and len(live) <= KEEP * cache.slots:
-                live.sort(key=lambda row: row.slot)
-                cache.keep([row.slot for row in live])
-                for slot, row in enumerate(live):
+                member = _Member(index, uniforms(prompt.seed) if temperature > 0 else None)
+                key = (prompt.limit, *prompt.ids)
+                if key not in fresh:
+                    rest = list(prompt.ids[len(prefix) :])
+                    fresh[key] = _Row([], -1, len(prefix), rest, prompt.limit)
+                fresh[key].members.append(member)
+            for row, slot in zip(
+                fresh.values(), _free(cache, rows, len(fresh), len(prefix)), strict=True
+            ):
+                row.slot = slot
+            rows = self._pass([*rows, *fresh.values()], cache, temperature, on_turn, len(prefix))
+            if not waiting and rows and len(rows) <= KEEP * cache.slots:
+                rows.sort(key=lambda row: row.slot)
+                cache.keep([row.slot for row in rows])
+                for slot, row in enumerate(rows):
                     row.slot = slot
-                free = []
 
     def _pass(
         self,
         rows: list[_Row],
-        followers: list[tuple[_Row, _Row]],
         cache: SlotCache,
         temperature: float,
         on_turn: OnTurn,
+        prefix: int,
     ) -> list[_Row]:
-        """Append what is pending, sample the next token of every row; returns the rows that go
-        on. Followers have the same prompt as their leader and take over its keys and logits."""
+        """Append what is pending, sample the next token of every context; returns the rows that go
+        on."""
         rows.sort(key=lambda row: row.slot)
-        place_of = {id(row): place for place, row in enumerate(rows)}
         logits_BV = forward(
             self.model, [Piece(row.slot, row.position, row.pending) for row in rows], cache
         )
-        for row in rows:
+        chosen = choose(logits_BV, [[m.random for m in row.members] for row in rows], temperature)
+        going_on: list[_Row] = []
+        forks: list[tuple[int, _Row]] = []  # slot that a new row continues
+        for row, picks in zip(rows, chosen, strict=True):
             row.position += len(row.pending)
-        if followers:
-            for row, leader in followers:
-                row.position = leader.position
-                cache.copy(leader.slot, [row.slot], row.position)
-            places = [place_of[id(leader)] for _, leader in followers]
-            logits_BV = logits_BV[[*range(len(rows)), *places]]
-            rows = [*rows, *(row for row, _ in followers)]
-        tokens, logprobs = choose(logits_BV, [row.random for row in rows], temperature)
-        going_on = []
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            row.pending = [token]
-            row.ids.append(token)
-            row.logprobs.append(logprob)
+            for nth, successor in enumerate(self._successors(row, picks, on_turn)):
+                going_on.append(successor)
+                if nth:
+                    forks.append((row.slot, successor))
+        if forks:
+            slots = _free(cache, [row for row in going_on if row.slot >= 0], len(forks), prefix)
+            for slot, (_, row) in zip(slots, forks, strict=True):
+                row.slot = slot
+            length = max(row.position for _, row in forks)
+            cache.copy([source for source, _ in forks], slots, length)
+        return going_on
+
+    def _successors(
+        self, row: _Row, picks: Sequence[tuple[int, float]], on_turn: OnTurn
+    ) -> list[_Row]:
+        """The rows that a row becomes when its members have picked (token, log-probability); the
+        first keeps its slot, the others have slot -1."""
+        alike: dict[Any, _Row] = {}
+        for member, (token, logprob) in zip(row.members, picks, strict=True):
+            ids, logprobs = [*row.ids, token], [*row.logprobs, logprob]
+            pending, limit = [token], row.limit
             closed = token == self._close_id
-            if closed or len(row.ids) >= row.limit:
-                answer = on_turn(row.index, Sampled(row.ids, row.logprobs, closed))
+            if closed or len(ids) >= row.limit:
+                answer = on_turn(member.index, Sampled(ids, logprobs, closed))
                 if answer is None:
                     continue
-                row.pending += answer.ids
-                row.limit = answer.limit
-                row.ids, row.logprobs = [], []
-            going_on.append(row)
-        return going_on
+                pending, limit = [token, *answer.ids], answer.limit
+                ids, logprobs = [], []
+            key = (limit, *pending)
+            if key not in alike:
+                slot = -1 if alike else row.slot
+                alike[key] = _Row([], slot, row.position, pending, limit, ids, logprobs)
+            alike[key].members.append(member)
+        return list(alike.values())
+
+
+def _free(cache: SlotCache, rows: Sequence[_Row], n: int, prefix: int) -> list[int]:
+    """n slots that no row uses; the cache grows if it has fewer."""
+    used = {row.slot for row in rows}
+    short = n + len(used) - cache.slots
+    if short > 0:
+        cache.grow(max(short, cache.slots // 4), prefix)
+    return [slot for slot in range(cache.slots) if slot not in used][:n]
 
 
 def shared_prefix(contexts: Sequence[Sequence[int]]) -> list[int]:
@@ -240,23 +266,43 @@ def shared_prefix(contexts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def choose(
-    logits_BV: Tensor, random: Sequence[np.random.Generator | None], temperature: float
-) -> tuple[list[int], list[float]]:
-    """The next token of every row and its log-probability at this temperature; sampled by
-    inversion of the cumulative distribution with one number of the row's own generator."""
+    logits_BV: Tensor,
+    random: Sequence[Sequence[np.random.Generator | None]],
+    temperature: float,
+) -> list[list[tuple[int, float]]]:
+    """The next token of every context and its log-probability at this temperature; sampled by
+    inversion of the cumulative distribution with one number of the context's own generator.
+
+    Args:
+        logits_BV: per row.
+        random: per row, the generators of its members.
+
+    Returns:
+        Per row and member (token, log-probability).
+    """
     import torch
 
     logits_BV = logits_BV.float()
     if temperature > 0:
         logits_BV = logits_BV / temperature
     logprobs_BV = torch.log_softmax(logits_BV, -1)
+    most = max(len(generators) for generators in random)
     if temperature == 0:
-        ids_B = logits_BV.argmax(-1)
+        ids_BM = logits_BV.argmax(-1)[:, None].expand(-1, most)
     else:
         cumulative_BV = logprobs_BV.exp().cumsum(-1)
-        draws = [generator.random() for generator in random if generator is not None]
-        targets_B = torch.tensor(draws, device=cumulative_BV.device, dtype=cumulative_BV.dtype)
-        targets_B = targets_B * cumulative_BV[:, -1]
-        ids_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0]
-        ids_B = ids_B.clamp_(max=logits_BV.shape[-1] - 1)
-    return ids_B.tolist(), logprobs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
+        draws_BM = torch.zeros(len(random), most)
+        for row, generators in enumerate(random):
+            for column, generator in enumerate(generators):
+                assert generator is not None
+                draws_BM[row, column] = generator.random()
+        targets_BM = draws_BM.to(cumulative_BV.device) * cumulative_BV[:, -1:]
+        ids_BM = torch.searchsorted(cumulative_BV, targets_BM, right=True)
+        ids_BM = ids_BM.clamp_(max=logits_BV.shape[-1] - 1)
+    picked_BM = logprobs_BV.gather(1, ids_BM)
+    return [
+        list(zip(ids, logprobs, strict=True))[: len(generators)]
+        for ids, logprobs, generators in zip(
+            ids_BM.tolist(), picked_BM.tolist(), random, strict=True
+        )
+    ]

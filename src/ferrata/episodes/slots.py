@@ -154,10 +154,20 @@ class SlotCache:
             buffer[where.slots_N, :, where.positions_N] = new[0].transpose(0, 1)
         return self._keys[layer][:, :, : where.width], self._values[layer][:, :, : where.width]
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Give the slots `targets` the first `length` positions of the slot `source`."""
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Give each target slot the first `length` positions of its source; no slot is both."""
         for buffer in (*self._keys, *self._values):
-            buffer[list(targets), :, :length] = buffer[source, :, :length].clone()
+            buffer[list(targets), :, :length] = buffer[list(sources), :, :length]
+
+    def grow(self, more: int, prefix: int) -> None:
+        """Add slots; they begin with the first `prefix` positions of slot 0."""
+        self.slots += more
+        for buffers in (self._keys, self._values):
+            for layer, buffer in enumerate(buffers):
+                grown = buffer.new_zeros(self.slots, *buffer.shape[1:])
+                grown[:-more] = buffer
+                grown[-more:, :, :prefix] = buffer[:1, :, :prefix]
+                buffers[layer] = grown
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drop all slots but these, which become slots 0, 1, ..."""
