@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ferrata.episodes.packed import pack
 from ferrata.episodes.slots import Piece, SlotCache, forward, use_slots
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class TransformersPolicy:
                 hint="use a model with full attention",
             )
         use_slots(model)
+        pack(model)
         self.model = model.eval()
         self._close_id = close_id
         self._batch_size = batch_size

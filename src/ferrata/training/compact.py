@@ -5,9 +5,9 @@ cut: TRL pads to the longest episode of the whole generation. And rows whose adv
 with equal returns) are left out where nothing else gives them a gradient and the loss divides by a
 number that they do not change: loss `dapo`, no KL term, one process. Metrics that TRL averages
 inside the loss (entropy, clip shares) are then of the remaining rows. On processors the episodes of
-a task also stand side by side, so that they share what they have in common. This relies on the
-private `_compute_loss` and `_prepare_inputs` of TRL 1.16's GRPOTrainer; tests compare gradients with
-the plain trainer's.
+a task also stand side by side, so that they share what they have in common. This relies on
+`_compute_loss` and `_prepare_inputs`, private to the GRPOTrainer of TRL 1.16; tests compare
+gradients with the plain trainer's.
 """
 
 from __future__ import annotations
