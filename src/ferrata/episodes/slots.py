@@ -215,6 +215,17 @@ def attend(
         if part.slots_R is not None:
             keys, values = key[part.slots_R], value[part.slots_R]
         rows, columns = part.grid_RS.shape
+        if columns > 1:
+            o = torch.nn.functional.scaled_dot_product_attention(
+                query[0][:, part.grid_RS].transpose(0, 1),
+                keys,
+                values,
+                attn_mask=part.mask_RSL[:, None].to(query.dtype),
+                scale=scaling,
+                enable_gqa=True,
+            )
+            out_NHD[part.tokens_N] = o.transpose(1, 2)[part.rows_N, part.columns_N]
+            continue
         # Query heads that share a key-value head stand together: one matrix product for all.
         q = query[0][:, part.grid_RS].view(kv_heads, -1, rows, columns, size)
         q = q.permute(2, 0, 1, 3, 4).reshape(rows, kv_heads, -1, size)
