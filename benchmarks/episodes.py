@@ -128,6 +128,7 @@ def _sizes(args: argparse.Namespace, episodes: int, steps: int) -> Sizes:
             "eval_every": steps,
             "checkpoint_every": 0,  # writing them is no part of a step
             "learning_rate": STILL,
+            "beta": 0.0,  # TRL's default; a KL term would cost stock a reference model in float32
             "tasks_per_step": episodes // args.group,
             "group_size": args.group,
             "micro_batch_size": min(micro, episodes),

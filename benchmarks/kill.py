@@ -49,7 +49,7 @@ def main() -> int:
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="ferrata-kill-") as name:
         clone = Path(name) / "clone"
-        _prepare(clone)
+        prepare(clone, MORE_STEPS)
         expected, seconds = {}, {}
         for stage in STAGES:
             start = time.monotonic()
@@ -94,7 +94,8 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _prepare(clone: Path) -> None:
+def prepare(clone: Path, more: dict[str, float]) -> None:
+    """A clone of HEAD with the tiny profile and `more` changed parameters, up to the data."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     _run(clone, sys.executable, "-m", "ferrata.cli", "profile", "tiny")
     from ruamel.yaml import YAML
@@ -102,7 +103,7 @@ def _prepare(clone: Path) -> None:
     yaml = YAML()
     path = clone / "params.yaml"
     params = yaml.load(path.read_text(encoding="utf-8"))
-    for name, value in MORE_STEPS.items():
+    for name, value in more.items():
         section, key = name.split(".")
         params[section][key] = value
     with path.open("w", encoding="utf-8") as file:
@@ -110,7 +111,8 @@ def _prepare(clone: Path) -> None:
     _run(clone, "dvc", "repro", "--quiet", "prepare")
 
 
-def _environment(clone: Path) -> dict[str, str]:
+def environment(clone: Path) -> dict[str, str]:
+    """The variables that commands in the clone get: its code, this environment, nothing else."""
     dropped = ("DVC_", "MLFLOW_", "GIT_", "FERRATA_", "PYTHONPATH")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     return {
@@ -125,7 +127,7 @@ def _environment(clone: Path) -> dict[str, str]:
 
 def _run(clone: Path, *command: str) -> str:
     done = subprocess.run(
-        command, cwd=clone, env=_environment(clone), capture_output=True, text=True, check=False
+        command, cwd=clone, env=environment(clone), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
@@ -152,7 +154,7 @@ def _trial(clone: Path, stage: str, moment: float, expected: dict[str, str]) -> 
     process = subprocess.Popen(
         ["dvc", "repro", "--force", "--single-item", stage],
         cwd=clone,
-        env=_environment(clone),
+        env=environment(clone),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

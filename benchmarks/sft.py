@@ -168,7 +168,7 @@ class Counting:
             self._counts["packed"] += tree.ids_N.numel()
             return tree
 
-        SFTTrainer.compute_loss, head.make_tree = counted, packed
+        SFTTrainer.compute_loss, head.make_tree = counted, packed  # type: ignore[method-assign, assignment]
 
     def begin(self) -> None:
         self._counts.clear()

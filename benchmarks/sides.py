@@ -205,7 +205,7 @@ class Rollouts:
                 raise RuntimeError("other prompts than the tasks': the sides cannot be compared")
             return out
 
-        GRPOTrainer._generate = timed
+        GRPOTrainer._generate = timed  # type: ignore[method-assign, assignment]
 
     def begin(self) -> None:
         """A step begins."""
@@ -285,7 +285,7 @@ def stock(send: Send, setup: Setup, sizes: Sizes) -> None:
         args.max_tool_calling_iterations = sizes.budgets.max_turns - 1
         trainer = GRPOTrainer(
             model=load_model(sizes.model, getattr(torch, setup.weights), setup.attention),
-            reward_funcs=[grade],
+            reward_funcs=[grade],  # type: ignore[list-item]
             args=args,
             train_dataset=Dataset.from_list(
                 [
@@ -300,7 +300,7 @@ def stock(send: Send, setup: Setup, sizes: Sizes) -> None:
                 ]
             ),
             processing_class=load_tokenizer(sizes.model),
-            environment_factory=lambda: Shop(environment, sizes.tasks),
+            environment_factory=lambda: Shop(environment, sizes.tasks),  # type: ignore[arg-type, return-value]
             callbacks=[step_clock(send, rollouts.begin, rollouts.details)],
         )
         # TRL lists methods alphabetically; the model has learnt to read them in our order.

@@ -31,7 +31,8 @@ def main() -> int | None:
         "episodes": params.episodes.model_dump(),
     }
     inputs = [tasks, folder / "models" / "sft", folder / "code" / "rl.json", root / "env.yaml"]
-    key = content_key({**settings, "chat": params.chat.model_dump()}, inputs)
+    others = {"chat": params.chat.model_dump(), "launch": params.launch.model_dump()}
+    key = content_key({**settings, **others}, inputs)
     with stage_run("rl", settings, root=root) as run, checkpoints(root, "rl", key) as kept:
         metrics, history = train_rl(
             folder / "models" / "sft",

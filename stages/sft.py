@@ -30,8 +30,12 @@ def main() -> int | None:
     data = folder / "data" / "demonstrations"
     settings = {"seed": params.seed, "sft": params.sft.model_dump()}
     inputs = [data, base, folder / "code" / "sft.json", root / "env.yaml"]
-    limits = {"chat": params.chat.model_dump(), "tokens": params.episodes.max_context_tokens}
-    key = content_key({**settings, **limits}, inputs)
+    others = {
+        "chat": params.chat.model_dump(),
+        "tokens": params.episodes.max_context_tokens,
+        "launch": params.launch.model_dump(),
+    }
+    key = content_key({**settings, **others}, inputs)
     with stage_run("sft", settings, root=root) as run, checkpoints(root, "sft", key) as kept:
         metrics, history = train_sft(
             base,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrata.training.compact import compact, make_trainer_class
+from ferrata.training.compact import compact, in_group_order, make_trainer_class
 
 
 def batch(advantages: list[float]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_gradients_equal_the_plain_trainers(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    gradients = []
+    gradients, losses, seen = [], [], []
     for trainer_class in (GRPOTrainer, make_trainer_class()):
         model = copy.deepcopy(tiny[0]).train()
         trainer = trainer_class(
@@ -89,10 +89,39 @@ def test_gradients_equal_the_plain_trainers(
         )
         trainer.current_gradient_accumulation_steps = 1
         model.zero_grad()
-        trainer._compute_loss(model, batch(advantages)).backward()
+        hook = model.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+        )
+        loss = trainer._compute_loss(model, batch(advantages))
+        loss.backward()
+        hook.remove()
+        losses.append(loss.detach())
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(losses[1], losses[0])
+    assert seen == [4, max(1, sum(a != 0 for a in advantages))]
     assert len(gradients[0]) == len(gradients[1]) > 0
     for plain, small in zip(*gradients, strict=True):
         torch.testing.assert_close(small, plain, atol=1e-6, rtol=1e-4)
     if any(advantages):
         assert any(g.abs().max() > 1e-6 for g in gradients[0])
+
+
+def test_the_episodes_of_a_task_stand_side_by_side_with_all_that_belongs_to_them() -> None:
+    inputs = batch([0.0, 1.0, 2.0, 3.0])
+    inputs["names"] = ["a", "b", "c", "d"]
+    for name in ("prompt_ids", "prompt_mask"):  # rows 0 and 2 are of one task, 1 and 3 of another
+        inputs[name][2], inputs[name][3] = inputs[name][0], inputs[name][1]
+    halves = [
+        {n: v if n == "num_items_in_batch" else v[part] for n, v in inputs.items()}
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    sorted_halves = in_group_order(halves)
+    together = {frozenset(half["names"]) for half in sorted_halves}
+    assert together == {frozenset("ac"), frozenset("bd")}
+    for half in sorted_halves:
+        assert half["num_items_in_batch"] == inputs["num_items_in_batch"]
+        for row, name in enumerate(half["names"]):
+            index = "abcd".index(name)
+            assert half["advantages"][row] == index
+            for field in ("prompt_ids", "completion_ids", "completion_mask", "tool_mask"):
+                assert torch.equal(half[field][row], inputs[field][index])

@@ -88,8 +88,52 @@ def test_no_label_at_all_gives_zero_gradients(tiny: tuple[Any, Any]) -> None:
     assert all(not gradient.any() for gradient in gradients.values())
 
 
+def forked() -> tuple[torch.Tensor, torch.Tensor]:
+    """Episodes of two tasks, in turn: alike for a while, one of them twice, one cut short."""
+    generator = torch.Generator().manual_seed(9)
+
+    def draw(n: int) -> list[int]:
+        return torch.randint(10, 300, (n,), generator=generator).tolist()
+
+    system, questions = draw(7), [draw(9), draw(12)]
+    turns = [draw(5), draw(6)]
+    first = system + questions[0]
+    second = system + questions[1]
+    rows = [
+        first + turns[0] + draw(4),
+        second + turns[1] + draw(8),
+        first + turns[0] + draw(2),
+        second + draw(3),
+        first + draw(6),
+        second + turns[1],
+        first + draw(6),
+    ]
+    rows.append(list(rows[0]))
+    ids = torch.zeros(len(rows), 38, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, index : index + len(row)] = torch.tensor(row)
+        mask[index, index : index + len(row)] = 1
+    return ids, mask
+
+
+def test_rows_share_what_they_have_in_common_beyond_the_trunk() -> None:
+    ids, mask = forked()
+    tree = make_tree(ids, mask)
+    rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, mask.bool(), strict=True)]
+    beginnings = {row[: end + 1] for row in rows for end in range(len(row))}
+    assert len(tree.ids_N) == len(beginnings) < mask.sum() / 2
+    assert len(tree.grid_CS) == 2
+    for row, (own, kept) in enumerate(zip(rows, mask.bool(), strict=True)):
+        places = tree.place_BT[row][kept]
+        assert tree.ids_N[places].tolist() == list(own)
+        assert tree.positions_N[places].tolist() == list(range(len(own)))
+
+
 def batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask of rows with a common beginning, padded in one of the ways that trainers pad."""
+    if name == "forked":
+        return forked()
     generator = torch.Generator().manual_seed(8)
     shared, lengths, left = {
         "left and right": (9, (20, 12, 15, 10), (3, 1, 4, 0)),
@@ -116,6 +160,7 @@ BATCHES = (
     "equal rows",
     "one row is the beginning of all",
     "nothing shared",
+    "forked",
 )
 
 

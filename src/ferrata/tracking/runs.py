@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -40,6 +41,7 @@ _FLUSH_AT = 500  # metrics; mlflow takes at most 1000 in one request
 _BATCH = 100  # params or tags in one request, mlflow's limit
 _PARAM_LENGTH = 6000  # characters, mlflow's limit
 _TAG_LENGTH = 8000
+_RSS_BYTES = 1 if sys.platform == "darwin" else 1024  # the unit of getrusage's peak
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
 
 _T = TypeVar("_T")
@@ -161,7 +163,8 @@ class StageRun:
         if self._silent:
             return
         # Known for certain only now: torch is imported lazily.
-        final = {"ferrata.device": device()}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_BYTES / 1e9
+        final = {"ferrata.device": device(), "ferrata.peak_memory_gb": f"{peak:.2f}"}
         if self._dropped:
             final["ferrata.dropped_metrics"] = json.dumps(self._dropped, sort_keys=True)
         self.tags(final)

@@ -167,7 +167,6 @@ def checkpoints(root: Path, stage: str, key: str) -> Iterator[CheckpointFolder]:
     if rank() != 0:  # process 0 locks, seals and clears for all
         yield folder
         return
-    folder.path.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         shutil.rmtree(folder.scratch, ignore_errors=True)
         try:
@@ -190,7 +189,9 @@ def checkpoints(root: Path, stage: str, key: str) -> Iterator[CheckpointFolder]:
 @contextmanager
 def _locked(folder: CheckpointFolder) -> Iterator[None]:
     """Hold the folder's lock; it goes with the process, however that ends."""
-    with (folder.path / "lock").open("a+", encoding="utf-8") as file:
+    path = folder.path / "lock"
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -201,6 +202,14 @@ def _locked(folder: CheckpointFolder) -> Iterator[None]:
                 expected="one process per folder; it computes the same result",
                 hint="wait for it, or end it, then run the same command again",
             ) from None
+        # Between opening and locking, `ferrata clean` or the end of another run may have removed
+        # the folder: a lock on a file that nobody else can find locks nothing.
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            raise FerrataError(
+                f"{folder.stage}: the checkpoint folder was removed while it was being opened",
+                found=str(folder.path),
+                hint="run the same command again",
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

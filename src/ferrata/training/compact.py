@@ -1,13 +1,13 @@
 """Spending forward and backward passes only where there is a gradient.
 
-Two exact savings inside TRL's GRPO loss. Columns that are padding in every row of a micro-batch are
-cut: TRL pads to the longest episode of the whole generation. And rows whose advantage is 0 (groups
-with equal returns) are left out where nothing else gives them a gradient and the loss divides by a
-number that they do not change: loss `dapo`, no KL term, one process. Metrics that TRL averages
-inside the loss (entropy, clip shares) are then of the remaining rows. On processors the episodes of
-a task also stand side by side, so that they share what they have in common. This relies on
-`_compute_loss` and `_prepare_inputs`, private to the GRPOTrainer of TRL 1.16; tests compare
-gradients with the plain trainer's.
+Exact savings inside TRL's GRPO loss. Columns that are padding in every row of a micro-batch are
+cut: TRL pads to the longest episode of the whole generation. Rows whose advantage is 0 (groups with
+equal returns) are left out where nothing else gives them a gradient: no KL term, no entropy bonus,
+one process. Where the loss is a mean over what there is, it is scaled back to what there was.
+Metrics that TRL averages inside the loss (entropy, clip shares) are then of the remaining rows. On
+processors the episodes of a task also stand side by side, so that they share what they have in
+common. This relies on `_compute_loss` and `_prepare_inputs`, private to the GRPOTrainer of TRL
+1.16; tests compare loss and gradients with the plain trainer's, per loss type.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ROWS_OF_COMPLETION = (
     "sampling_per_token_logps",
     "importance_sampling_ratio",  # of vLLM's log-probabilities; one column if it is per sequence
 )
+LOSSES = ("dapo", "bnpo", "grpo", "dr_grpo")
 ROWS_OF_PROMPT = ("prompt_ids", "prompt_mask")
 
 
@@ -52,6 +53,21 @@ def compact(inputs: dict[str, Any], *, drop_rows: bool) -> dict[str, Any]:
             out[name] = inputs[name][keep][:, :right]
     out["advantages"] = inputs["advantages"][keep]
     return out
+
+
+def share(loss_type: str, small: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """What the loss of the remaining rows is to be multiplied by: the part of its denominator that
+    they are. `dapo` divides by the tokens of the whole step, `bnpo` by those of the micro-batch,
+    `grpo` and `dr_grpo` by its rows."""
+    if loss_type == "dapo":
+        return 1.0
+    if loss_type == "bnpo":
+        left, all_ = (
+            (batch["completion_mask"] * batch.get("tool_mask", 1)).sum().clamp(min=1)
+            for batch in (small, inputs)
+        )
+        return left / all_
+    return len(small["advantages"]) / len(inputs["advantages"])
 
 
 def in_group_order(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -108,11 +124,13 @@ def make_trainer_class() -> type:
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
             exact = (
-                self.loss_type == "dapo"
+                self.loss_type in LOSSES
                 and self.beta == 0.0
                 and not self._entropy_bonus_enabled
                 and self.accelerator.num_processes == 1
             )
-            return super()._compute_loss(model, compact(inputs, drop_rows=exact))
+            small = compact(inputs, drop_rows=exact)
+            loss = super()._compute_loss(model, small)
+            return loss * share(self.loss_type, small, inputs) if exact else loss
 
     return CompactGRPOTrainer
