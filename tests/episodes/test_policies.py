@@ -268,3 +268,69 @@ def test_precision_is_resolved() -> None:
     assert resolve_dtype("float32") is torch.float32
     assert resolve_dtype("bfloat16") is torch.bfloat16
     assert resolve_dtype("auto") in (torch.float32, torch.bfloat16)
+
+
+def test_a_group_forks_where_samples_or_answers_differ(tiny: tuple[Any, Any]) -> None:
+    """Episodes of one prompt, sampled and answered differently, are those played one by one."""
+    ids = prompts((12,), 1)[0].ids
+    group = [Prompt(ids, 6, (7, sample // 2)) for sample in range(10)]  # pairs draw alike
+    answers = ((21, 22, 23), (21, 22, 23), (21, 24), None)
+
+    def run(chosen: list[int], batch_size: int) -> Turns:
+        policy = TransformersPolicy(copy.deepcopy(tiny[0]), NO_CLOSE, batch_size)
+        turns: Turns = {index: [] for index in chosen}
+
+        def on_turn(place: int, turn: Sampled) -> Continuation | None:
+            index = chosen[place]
+            turns[index].append(turn)
+            answer = answers[index % len(answers)]
+            return Continuation(answer, 5) if answer and len(turns[index]) < 3 else None
+
+        policy.run([group[index] for index in chosen], 1.0, on_turn)
+        return turns
+
+    together, few_slots = run(list(range(10)), 64), run(list(range(10)), 3)
+    for index in range(10):
+        alone = run([index], 1)[index]
+        for turns in (together[index], few_slots[index]):
+            assert [turn.ids for turn in turns] == [turn.ids for turn in alone]
+            for ours, theirs in zip(turns, alone, strict=True):
+                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert len({tuple(together[index][0].ids) for index in range(10)}) == 5
+    assert together[0][0].ids == together[1][0].ids
+
+
+def test_a_group_is_one_row_until_it_forks(tiny: tuple[Any, Any], monkeypatch: Any) -> None:
+    from ferrata.episodes import policies
+
+    widths: list[int] = []
+    plain = policies.forward
+
+    def counted(model: Any, pieces: Any, cache: Any) -> Any:
+        widths.append(len(pieces))
+        return plain(model, pieces, cache)
+
+    monkeypatch.setattr(policies, "forward", counted)
+    group = [Prompt([11, 12, 13, 14], 8, (7, sample)) for sample in range(6)]
+    policy = TransformersPolicy(copy.deepcopy(tiny[0]), NO_CLOSE)
+    assert len(set(map(str, play(policy, group, 0.0).values()))) == 1
+    assert max(widths) == 1
+    widths.clear()
+    different = {tuple(turns[0].ids) for turns in play(policy, group, 1.0).values()}
+    assert widths[0] == 1 and max(widths) == len(different) == 6
+
+
+def test_packed_layers_multiply_as_before_and_follow_their_weights() -> None:
+    from ferrata.episodes.packed import pack
+
+    torch.manual_seed(3)
+    plain = torch.nn.Sequential(torch.nn.Linear(48, 96, bias=False), torch.nn.Linear(96, 16))
+    plain = plain.to(torch.bfloat16).requires_grad_(False)
+    packed = copy.deepcopy(plain)
+    pack(packed)
+    x = torch.randn(1, 7, 48).to(torch.bfloat16)
+    for _ in range(2):
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(x), plain(x), rtol=0.02, atol=0.02)
+        for layers in (plain, packed):
+            layers[0].weight.copy_(torch.linspace(-1, 1, 96 * 48).view(96, 48))
