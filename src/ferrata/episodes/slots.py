@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "ferrata_slots"
-GROWTH = 64  # positions that are added to the buffers at once
+GROWTH = 64  # buffers have a multiple of this many positions, and a pass looks at as many
 UNSUPPORTED = ("softcap", "s_aux", "sliding_window")  # of an attention layer; None where unused
 
 
@@ -83,7 +83,8 @@ def plan(pieces: Sequence[Piece], slots: int, device: torch.device) -> Plan:
         position_of += range(piece.start, piece.start + len(piece.ids))
         last.append(len(slot_of) - 1)
         (longer if len(piece.ids) > 1 else singles).append((piece, first))
-    width = max(position_of) + 1
+    # Rounded up, so that attention reads whole buffers: a part of one would be copied each time.
+    width = -(-(max(position_of) + 1) // GROWTH) * GROWTH
     parts = []
     if singles:
         parts.append(_part(singles, list(range(slots)), width, device, whole=True))
@@ -148,8 +149,9 @@ class SlotCache:
                 buffers.append(new.new_zeros(self.slots, new.shape[1], 0, new.shape[3]))
             buffer = buffers[layer]
             if buffer.shape[2] < where.width:
-                grown = new.new_zeros(*buffer.shape[:2], where.width + GROWTH, buffer.shape[3])
+                grown = new.new_empty(*buffer.shape[:2], where.width, buffer.shape[3])
                 grown[:, :, : buffer.shape[2]] = buffer
+                grown[:, :, buffer.shape[2] :] = 0  # looked at with weight 0, so it must be finite
                 buffers[layer] = buffer = grown
             buffer[where.slots_N, :, where.positions_N] = new[0].transpose(0, 1)
         return self._keys[layer][:, :, : where.width], self._values[layer][:, :, : where.width]
@@ -164,9 +166,10 @@ class SlotCache:
         self.slots += more
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
-                grown = buffer.new_zeros(self.slots, *buffer.shape[1:])
+                grown = buffer.new_empty(self.slots, *buffer.shape[1:])
                 grown[:-more] = buffer
                 grown[-more:, :, :prefix] = buffer[:1, :, :prefix]
+                grown[-more:, :, prefix:] = 0
                 buffers[layer] = grown
 
     def keep(self, slots: Sequence[int]) -> None:
