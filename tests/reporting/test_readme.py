@@ -109,3 +109,52 @@ def test_results(summary: dict[str, Any]) -> None:
     text = results(summary)
     assert "RL improves on SFT on the harder, out-of-distribution tasks" not in text
     assert "out-of-distribution tasks: the interval includes 0." in text
+
+
+def benchmark_files(root: Path) -> None:
+    def spread(median: float) -> dict[str, float]:
+        return {"median": median, "low": median - 1, "high": median + 1}
+
+    machine = {
+        "gpu": None,
+        "processor": "Some CPU",
+        "cores": 2,
+        "flags": ["avx2"],
+        "versions": {"torch": "2.13.0"},
+    }
+    side = {
+        "episodes_per_second": spread(8.04),
+        "step_seconds": spread(12.5),
+        "turns": 2.0,
+        "tokens": 25.25,
+    }
+    ratio = {"value": 4.5, "least": 4.1, "most": 5.0, "target": 4.0}
+    episodes = {
+        "machine": machine,
+        "episodes": 32,
+        "sides": {"ours": side},
+        "ratios": {"episodes/s": ratio, "to float32": {**ratio, "target": None}},
+    }
+    share = {"share_of_peak": spread(0.61), "executed_share_of_peak": spread(0.4)}
+    sft = {"sides": {"ours": {"tokens_per_second": spread(400.2), **share}}}
+    folder = root / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    (folder / "episodes.json").write_text(json.dumps(episodes))
+    (folder / "sft.json").write_text(json.dumps(sft))
+
+
+def test_benchmarks_are_quoted_where_readme_has_a_place_for_them(root: Path) -> None:
+    path = root / "README.md"
+    path.write_text(README + "<!-- benchmarks:begin --><!-- benchmarks:end -->\n")
+    with pytest.raises(FerrataError, match="python -m benchmarks.episodes"):
+        update(root)
+    benchmark_files(root)
+    assert update(root) is True
+    text = path.read_text()
+    assert "| ours | 8.0 (7.0-9.0) | 12.5 (11.5-13.5) | 2.00 | 25.2 |" in text
+    assert "- episodes/s: 4.50x (4.10-5.00), the goal is 4x\n- to float32: 4.50x" in text
+    assert "| ours | 400 (399-401) | 61% | 40% |" in text
+    assert update(root, check=True) is False
+    path.write_text(text.replace("4.50x", "9.99x"))
+    with pytest.raises(FerrataError, match="README.md does not say"):
+        update(root, check=True)

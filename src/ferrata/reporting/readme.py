@@ -1,12 +1,14 @@
 """Keeps the results in README.md equal to the committed metrics.
 
-Two blocks are generated: `results` (tables and sentences, from `metrics/summary.json`) and
-`trajectories` (from `metrics/trajectories.md`), each between `<!-- NAME:begin -->` and
+Three blocks are generated: `results` (tables and sentences, from `metrics/summary.json`),
+`trajectories` (from `metrics/trajectories.md`) and, where README.md has its markers, `benchmarks`
+(from `benchmarks/results/`), each between `<!-- NAME:begin -->` and
 `<!-- NAME:end -->`. Everything outside them is left as it is.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from ferrata.reporting.summary import (
 )
 
 TRAJECTORIES = "metrics/trajectories.md"
+BENCHMARKS = "benchmarks/results"
 
 
 def update(root: Path, check: bool = False) -> bool:
@@ -44,6 +47,14 @@ def update(root: Path, check: bool = False) -> bool:
     trajectories = _read(root / TRAJECTORIES, TRAJECTORIES, "`dvc repro` makes it")
     new = _replace(old, "results", results(read_summary(root)))
     new = _replace(new, "trajectories", trajectories)
+    if "<!-- benchmarks:" in old:
+        measured = {}
+        for name in ("episodes", "sft"):
+            path = f"{BENCHMARKS}/{name}.json"
+            measured[name] = json.loads(
+                _read(root / path, path, f"`python -m benchmarks.{name}` makes it")
+            )
+        new = _replace(new, "benchmarks", benchmarks(measured["episodes"], measured["sft"]))
     if new == old:
         return False
     if check:
@@ -88,6 +99,53 @@ def results(summary: Mapping[str, Any]) -> str:
             parts.append(_table(["difference", *SPLITS], rows))
             parts.append("\n".join(sentences))
     return "\n\n".join(parts)
+
+
+def benchmarks(episodes: Mapping[str, Any], sft: Mapping[str, Any]) -> str:
+    """Markdown of the results that `benchmarks.episodes` and `benchmarks.sft` save."""
+    parts = []
+    where = episodes["machine"]
+    device = where["gpu"] or f"{where['processor']}, {where['cores']} cores"
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    parts.append(
+        f"*Generated from `{BENCHMARKS}/`: {device} ({' '.join(where['flags'])}); {versions}; "
+        "median (least-most).*"
+    )
+    rows = [
+        [
+            name,
+            _spread(side["episodes_per_second"], 1),
+            _spread(side["step_seconds"], 1),
+            f"{side['turns']:.2f}",
+            f"{side['tokens']:.1f}",
+        ]
+        for name, side in episodes["sides"].items()
+    ]
+    head = ["RL step of " + f"{episodes['episodes']} episodes", "episodes/s", "whole step, s"]
+    parts.append(_table([*head, "turns", "sampled tokens"], rows))
+    lines = [
+        f"- {name}: {ratio['value']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"
+        + (f", the goal is {ratio['target']:g}x" if ratio["target"] else "")
+        for name, ratio in episodes["ratios"].items()
+    ]
+    parts.append("Ours to the fastest stock TRL:\n\n" + "\n".join(lines))
+    rows = [
+        [
+            name,
+            _spread(side["tokens_per_second"], 0),
+            f"{side['share_of_peak']['median']:.0%}",
+            f"{side['executed_share_of_peak']['median']:.0%}",
+        ]
+        for name, side in sft["sides"].items()
+    ]
+    head = ["SFT step", "tokens/s", "of the peak of matrix products", "of it executed"]
+    parts.append(_table(head, rows))
+    return "\n\n".join(parts)
+
+
+def _spread(spread: Mapping[str, float], digits: int) -> str:
+    low, high = (f"{spread[end]:.{digits}f}" for end in ("low", "high"))
+    return f"{spread['median']:.{digits}f} ({low}-{high})"
 
 
 def _p(value: float) -> str:
