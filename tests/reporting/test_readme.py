@@ -146,7 +146,7 @@ def benchmark_files(root: Path) -> None:
 def test_benchmarks_are_quoted_where_readme_has_a_place_for_them(root: Path) -> None:
     path = root / "README.md"
     path.write_text(README + "<!-- benchmarks:begin --><!-- benchmarks:end -->\n")
-    with pytest.raises(FerrataError, match="python -m benchmarks.episodes"):
+    with pytest.raises(FerrataError, match=r"python -m benchmarks\.episodes"):
         update(root)
     benchmark_files(root)
     assert update(root) is True
@@ -156,5 +156,5 @@ def test_benchmarks_are_quoted_where_readme_has_a_place_for_them(root: Path) -> 
     assert "| ours | 400 (399-401) | 61% | 40% |" in text
     assert update(root, check=True) is False
     path.write_text(text.replace("4.50x", "9.99x"))
-    with pytest.raises(FerrataError, match="README.md does not say"):
+    with pytest.raises(FerrataError, match=r"README\.md does not say"):
         update(root, check=True)

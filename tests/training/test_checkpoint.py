@@ -340,3 +340,23 @@ def test_full_disk_is_recognised_behind_other_errors() -> None:
     behind.__cause__ = OSError(28, "No space left on device")
     assert no_space(behind)
     assert not no_space(RuntimeError("shape mismatch"))
+
+
+def test_a_folder_removed_while_it_is_opened_is_not_trained_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ferrata clean` between opening and locking: the lock would be on a file nobody can find."""
+    import fcntl
+
+    real = fcntl.flock
+
+    def flock(file: Any, how: int) -> None:
+        real(file, how)
+        shutil.rmtree(tmp_path / ".checkpoints" / "rl" / "key")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(FerrataError, match="removed while"), checkpoints(tmp_path, "rl", "key"):
+        pytest.fail("opened")
+    monkeypatch.setattr(fcntl, "flock", real)
+    with checkpoints(tmp_path, "rl", "key") as folder:
+        assert folder.path.is_dir()

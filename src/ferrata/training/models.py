@@ -30,9 +30,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def load_model(folder: Path, dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
     """A model folder in a dtype, on the accelerator where there is one."""
-    # Pages of 2 MB for large arrays (torch asks Linux for them; read at its first allocation): an
-    # array of logits fresh from the system is then filled in a third of the time.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
     from transformers import AutoModelForCausalLM
 
