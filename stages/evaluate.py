@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from ferrata.config.env import check_interpreter, check_versions, use_large_pages
+from ferrata.config.env import check_interpreter, check_versions
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.data.store import read_tasks
@@ -16,7 +16,6 @@ from ferrata.tracking.runs import stage_run
 
 def main() -> None:
     check_interpreter()
-    use_large_pages()
     check_versions("torch", "transformers", "tokenizers")
     params, folder = load(), params_folder()
     if len(sys.argv) != 2 or sys.argv[1] not in params.arms:

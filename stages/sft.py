@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ferrata.chat import Assembler
-from ferrata.config.env import check_interpreter, check_versions, use_large_pages
+from ferrata.config.env import check_interpreter, check_versions
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.data.store import read_demonstrations
@@ -22,7 +22,6 @@ from ferrata.training.sft import train_sft
 
 def main() -> int | None:
     check_interpreter()
-    use_large_pages()
     check_versions("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers")
     params, folder, root = load(), params_folder(), project_root()
     if (status := relaunch(params.launch, __file__, folder)) is not None:

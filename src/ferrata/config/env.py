@@ -91,10 +91,3 @@ def check_interpreter(root: Path | None = None) -> None:
         expected=str(expected),
         hint=". ./activate, then run the same command again (after `make env` if there is none)",
     )
-
-
-def use_large_pages() -> None:
-    """Have torch ask Linux for pages of 2 MB behind large arrays: fresh ones are then filled in a
-    third of the time. Call before the first tensor is made, which is when torch reads this. A value
-    that is set already stays."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
