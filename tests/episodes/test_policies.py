@@ -328,6 +328,9 @@ def test_packed_layers_multiply_as_before_and_follow_their_weights() -> None:
     plain = plain.to(torch.bfloat16).requires_grad_(False)
     packed = copy.deepcopy(plain)
     pack(packed)
+    if torch.backends.mkldnn.is_available():
+        assert "forward" in vars(packed[0])
+    assert "forward" not in vars(packed[1])  # it has a bias
     x = torch.randn(1, 7, 48).to(torch.bfloat16)
     for _ in range(2):
         with torch.inference_mode():

@@ -1,8 +1,8 @@
 """Linear layers with their weights in the layout that the processor's matrix product reads.
 
 oneDNN lays a bfloat16 weight out anew in every product. Decoding multiplies the same weights by a
-few rows, hundreds of times, and that is a quarter to a half of each product's time. Here the layout
-is made once and again whenever the weight has changed. This relies on two operators of torch 2.13
+few rows, hundreds of times, so that it is a good part of the work. Here the layout is made once,
+and again whenever the weight has changed. This relies on two operators of torch 2.13
 that its compiler uses (`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`); where they are
 missing, nothing is packed. A test compares the products.
 """

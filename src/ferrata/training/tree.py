@@ -4,8 +4,8 @@ All rows of a batch share the system message and the tool list, which are most o
 the trunk. The episodes of one task share its question, and then as many turns as they have played
 alike: they are a branch, which forks where they differ. Hidden states of shared tokens are the same
 in every row, so one copy serves all, and its gradient is the sum over the rows: the same numbers as
-in the padded batch, from a third to a half of the tokens. Built on transformers' public
-`AttentionInterface`; tests compare values and gradients with the padded batch.
+in the padded batch, from fewer tokens. Built on transformers' public `AttentionInterface`; tests
+compare values and gradients with the padded batch.
 
 Sizes in names: B rows of T columns, P shared tokens of the trunk, C branches, S tokens of the
 largest branch, N = P + all branches, H query heads, K key-value heads, D head size.
