@@ -134,6 +134,23 @@ def test_log_probs_equal_a_full_forward(tiny: tuple[Any, Any], temperature: floa
             ids += [*turn.ids, *EXTENSION]
 
 
+@pytest.mark.parametrize("scores", [1, 1 << 22])
+def test_a_long_common_beginning_and_scores_in_pieces_change_nothing(
+    tiny: tuple[Any, Any], monkeypatch: Any, scores: int
+) -> None:
+    from ferrata.episodes import slots
+
+    monkeypatch.setattr(slots, "SCORES", scores)
+    shared = torch.randint(10, 300, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    contexts = [Prompt([*shared, *p.ids], p.limit, p.seed) for p in prompts(LENGTHS, 9)]
+    turns = play(TransformersPolicy(tiny[0], NO_CLOSE, batch_size=4), contexts, 0.0, EXTENSION, 5)
+    for index, context in enumerate(contexts):
+        ids = list(context.ids)
+        for turn, limit in zip(turns[index], (9, 5), strict=True):
+            assert turn.ids == generate(tiny[0], ids, limit, None)
+            ids += [*turn.ids, *EXTENSION]
+
+
 def test_sampling_is_keyed_by_the_seed(tiny: tuple[Any, Any]) -> None:
     policy = TransformersPolicy(tiny[0], NO_CLOSE)
     ids = prompts((20,), 10)[0].ids

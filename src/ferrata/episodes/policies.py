@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+ROWS = 16  # of logits that are turned into choices at a time: 3 MB for SmolLM2
 KEEP = 0.75  # slots are dropped when at most this share is in use and nobody waits
 
 
@@ -168,10 +169,9 @@ class TransformersPolicy:
         admitted = {tuple(prompt.ids) for prompt in prompts[: self._batch_size]}
         cache = SlotCache(len(admitted))
         prefix = shared_prefix([prompt.ids for prompt in prompts])
-        if prefix:  # it stays in its slot when the slot goes to another prompt
+        if prefix:
             forward(self.model, [Piece(0, 0, prefix)], cache)
-            others = range(1, cache.slots)
-            cache.copy([0] * len(others), others, len(prefix))
+            cache.share(len(prefix))
         rows: list[_Row] = []
         while waiting or rows:
             room = self._batch_size - sum(len(row.members) for row in rows)
@@ -184,11 +184,9 @@ class TransformersPolicy:
                     rest = list(prompt.ids[len(prefix) :])
                     fresh[key] = _Row([], -1, len(prefix), rest, prompt.limit)
                 fresh[key].members.append(member)
-            for row, slot in zip(
-                fresh.values(), _free(cache, rows, len(fresh), len(prefix)), strict=True
-            ):
+            for row, slot in zip(fresh.values(), _free(cache, rows, len(fresh)), strict=True):
                 row.slot = slot
-            rows = self._pass([*rows, *fresh.values()], cache, temperature, on_turn, len(prefix))
+            rows = self._pass([*rows, *fresh.values()], cache, temperature, on_turn)
             if not waiting and rows and len(rows) <= KEEP * cache.slots:
                 rows.sort(key=lambda row: row.slot)
                 cache.keep([row.slot for row in rows])
@@ -201,7 +199,6 @@ class TransformersPolicy:
         cache: SlotCache,
         temperature: float,
         on_turn: OnTurn,
-        prefix: int,
     ) -> list[_Row]:
         """Append what is pending, sample the next token of every context; returns the rows that go
         on."""
@@ -219,11 +216,10 @@ class TransformersPolicy:
                 if nth:
                     forks.append((row.slot, successor))
         if forks:
-            slots = _free(cache, [row for row in going_on if row.slot >= 0], len(forks), prefix)
+            slots = _free(cache, [row for row in going_on if row.slot >= 0], len(forks))
             for slot, (_, row) in zip(slots, forks, strict=True):
                 row.slot = slot
-            length = max(row.position for _, row in forks)
-            cache.copy([source for source, _ in forks], slots, length)
+            cache.copy([source for source, _ in forks], slots)
         return going_on
 
     def _successors(
@@ -250,12 +246,13 @@ class TransformersPolicy:
         return list(alike.values())
 
 
-def _free(cache: SlotCache, rows: Sequence[_Row], n: int, prefix: int) -> list[int]:
-    """n slots that no row uses; the cache grows if it has fewer."""
+def _free(cache: SlotCache, rows: Sequence[_Row], n: int) -> list[int]:
+    """n slots that no row uses; the cache grows if it has fewer (by more than that, since each time
+    copies it)."""
     used = {row.slot for row in rows}
     short = n + len(used) - cache.slots
     if short > 0:
-        cache.grow(max(short, cache.slots // 4), prefix)
+        cache.grow(max(short, cache.slots // 4))
     return [slot for slot in range(cache.slots) if slot not in used][:n]
 
 
@@ -282,25 +279,36 @@ def choose(
     Returns:
         Per row and member (token, log-probability).
     """
+    picks: list[list[tuple[int, float]]] = []
+    # A few rows at a time: all of them in float32 would be fresh memory in every pass.
+    for first in range(0, len(random), ROWS):
+        rows = slice(first, first + ROWS)
+        picks += _choose(logits_BV[rows].float(), random[rows], temperature)
+    return picks
+
+
+def _choose(
+    logits_BV: Tensor,
+    random: Sequence[Sequence[np.random.Generator | None]],
+    temperature: float,
+) -> list[list[tuple[int, float]]]:
     import torch
 
-    logits_BV = logits_BV.float()
-    if temperature > 0:
-        logits_BV = logits_BV / temperature
-    logprobs_BV = torch.log_softmax(logits_BV, -1)
-    most = max(len(generators) for generators in random)
     if temperature == 0:
-        ids_BM = logits_BV.argmax(-1)[:, None].expand(-1, most)
-    else:
-        cumulative_BV = logprobs_BV.exp().cumsum(-1)
-        draws_BM = torch.zeros(len(random), most)
-        for row, generators in enumerate(random):
-            for column, generator in enumerate(generators):
-                assert generator is not None
-                draws_BM[row, column] = generator.random()
-        targets_BM = draws_BM.to(cumulative_BV.device) * cumulative_BV[:, -1:]
-        ids_BM = torch.searchsorted(cumulative_BV, targets_BM, right=True)
-        ids_BM = ids_BM.clamp_(max=logits_BV.shape[-1] - 1)
+        most, ids_B = logits_BV.max(-1)
+        logprobs_B = most - logits_BV.logsumexp(-1)
+        pairs = zip(ids_B.tolist(), logprobs_B.tolist(), strict=True)
+        return [[pair] * len(generators) for pair, generators in zip(pairs, random, strict=True)]
+    logprobs_BV = torch.log_softmax(logits_BV / temperature, -1)
+    cumulative_BV = logprobs_BV.exp().cumsum(-1)
+    draws_BM = torch.zeros(len(random), max(len(generators) for generators in random))
+    for row, generators in enumerate(random):
+        for column, generator in enumerate(generators):
+            assert generator is not None
+            draws_BM[row, column] = generator.random()
+    targets_BM = draws_BM.to(cumulative_BV.device) * cumulative_BV[:, -1:]
+    ids_BM = torch.searchsorted(cumulative_BV, targets_BM, right=True)
+    ids_BM = ids_BM.clamp_(max=logits_BV.shape[-1] - 1)
     picked_BM = logprobs_BV.gather(1, ids_BM)
     return [
         list(zip(ids, logprobs, strict=True))[: len(generators)]

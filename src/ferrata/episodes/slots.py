@@ -2,11 +2,13 @@
 
 The tokens of all contexts (one sampled token here, a whole tool result there, a new prompt
 somewhere else) go through the model as one row of N tokens; only attention knows which context a
-token belongs to. Each context owns a slot of the key-value cache. Built on transformers' public
-`Cache.update` and `AttentionInterface`; tests compare with plain forward passes and `generate`.
+token belongs to. What all contexts begin with (system message, tool list, examples) is kept once,
+and all tokens of a pass look at it in one product; behind it each context owns a slot of the
+key-value cache. Built on transformers' public `Cache.update` and `AttentionInterface`; tests
+compare with plain forward passes and `generate`.
 
 Sizes in names: N tokens of a pass, R slots, S columns, H query heads, K key-value heads, G = H / K,
-L cached positions, D head size.
+P positions of the common beginning, L positions of a slot behind it, D head size.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "ferrata_slots"
-GROWTH = 64  # buffers have a multiple of this many positions, and a pass looks at as many
+GROWTH = 64  # buffers have a multiple of this many positions, and a pass looks at all of them
+SCORES = 1 << 22  # attention scores made at a time: 16 MB, so that they stay in the caches
 UNSUPPORTED = ("softcap", "s_aux", "sliding_window")  # of an attention layer; None where unused
 
 
@@ -40,35 +43,39 @@ class Part:
 
     slots_R: the cache's rows they read; None is all slots in order, without a copy.
     grid_RS: position among the N tokens; unused cells repeat token 0.
-    tokens_N, rows_N, columns_N: where each token of the part stands among the N, and in the grid.
-    mask_RSL: what is added to the scores, 0 or -inf.
+    tokens_N, cells_N: where each token of the part stands among the N, and in the flattened grid.
+    hidden_RSL: what a cell must not look at in its slot.
     """
 
     slots_R: Tensor | None
     grid_RS: Tensor
     tokens_N: Tensor
-    rows_N: Tensor
-    columns_N: Tensor
-    mask_RSL: Tensor
+    cells_N: Tensor
+    hidden_RSL: Tensor
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the N tokens of a pass belong."""
+    """Where the N tokens of a pass belong.
+
+    positions_N count from the beginning of a context, columns_N from that of its slot; `last` are
+    the pieces' last tokens.
+    """
 
     slots_N: Tensor
     positions_N: Tensor
+    columns_N: Tensor
     last: Tensor
     width: int
     parts: list[Part]
 
 
-def plan(pieces: Sequence[Piece], slots: int, device: torch.device) -> Plan:
+def plan(pieces: Sequence[Piece], cache: SlotCache, device: torch.device) -> Plan:
     """Lay out a pass.
 
     Args:
         pieces: at most one per slot, none empty.
-        slots: number of slots of the cache.
+        cache: what they are appended to.
     """
     import torch
 
@@ -83,66 +90,74 @@ def plan(pieces: Sequence[Piece], slots: int, device: torch.device) -> Plan:
         position_of += range(piece.start, piece.start + len(piece.ids))
         last.append(len(slot_of) - 1)
         (longer if len(piece.ids) > 1 else singles).append((piece, first))
-    # Rounded up, so that attention reads whole buffers: a part of one would be copied each time.
-    width = -(-(max(position_of) + 1) // GROWTH) * GROWTH
+    # Whole buffers are read: a part of one would be copied in every layer.
+    needed = -(-(max(position_of) + 1 - cache.prefix) // GROWTH) * GROWTH
+    width = max(needed, cache.width)
     parts = []
     if singles:
-        parts.append(_part(singles, list(range(slots)), width, device, whole=True))
+        parts.append(_part(singles, list(range(cache.slots)), width, cache, device))
     if longer:
-        own = [piece.slot for piece, _ in longer]
-        parts.append(_part(longer, own, width, device, whole=own == list(range(slots))))
-    index = [torch.tensor(values, device=device) for values in (slot_of, position_of, last)]
-    return Plan(index[0], index[1], index[2], width, parts)
+        parts.append(_part(longer, [piece.slot for piece, _ in longer], width, cache, device))
+    slots_N, positions_N, last_ = (
+        torch.tensor(values, device=device) for values in (slot_of, position_of, last)
+    )
+    return Plan(slots_N, positions_N, positions_N - cache.prefix, last_, width, parts)
 
 
 def _part(
     pieces: Sequence[tuple[Piece, int]],
     rows: list[int],
     width: int,
+    cache: SlotCache,
     device: torch.device,
-    whole: bool,
 ) -> Part:
     import torch
 
     row_of = {slot: row for row, slot in enumerate(rows)}
     columns = max(len(piece.ids) for piece, _ in pieces)
     grid = torch.zeros(len(rows), columns, dtype=torch.long)
-    ends = torch.zeros(len(rows), columns, dtype=torch.long)  # last position a cell may look at
+    ends = torch.zeros(len(rows), columns, dtype=torch.long)  # last column a cell may look at
     tokens: list[int] = []
-    token_rows: list[int] = []
-    token_columns: list[int] = []
+    cells: list[int] = []
     for piece, first in pieces:
         row, n = row_of[piece.slot], len(piece.ids)
+        column = piece.start - cache.prefix
         grid[row, :n] = torch.arange(first, first + n)
-        ends[row, :n] = torch.arange(piece.start, piece.start + n)
+        ends[row, :n] = torch.arange(column, column + n)
         tokens += range(first, first + n)
-        token_rows += [row] * n
-        token_columns += range(n)
-    hidden = torch.arange(width) > ends[..., None]
-    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        cells += range(row * columns, row * columns + n)
+    whole = rows == list(range(cache.slots))
     return Part(
         None if whole else torch.tensor(rows, device=device),
         grid.to(device),
         torch.tensor(tokens, device=device),
-        torch.tensor(token_rows, device=device),
-        torch.tensor(token_columns, device=device),
-        mask.to(device),
+        torch.tensor(cells, device=device),
+        (torch.arange(width) > ends[..., None]).to(device),
     )
 
 
 class SlotCache:
-    """Keys and values of R contexts; transformers' models call `update` once per layer and pass."""
+    """Keys and values of R contexts; transformers' models call `update` once per layer and pass.
+
+    prefix: length of the common beginning, which stands in no slot.
+    """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self.prefix = 0
+        self._common: list[tuple[Tensor, Tensor]] = []  # per layer, each (K, P, D)
         self._keys: list[Tensor] = []  # per layer (R, K, L, D)
         self._values: list[Tensor] = []
+
+    @property
+    def width(self) -> int:
+        """Positions that every slot has room for (L)."""
+        return self._keys[0].shape[2] if self._keys else 0
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *_: Any, kwargs: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store keys and values (1, K, N, D) of a pass; returns all of the layer's, up to the
-        plan's width."""
+        """Store keys and values (1, K, N, D) of a pass; returns all that the layer's slots hold."""
         where: Plan = kwargs["slots"]
         for buffers, new in ((self._keys, keys), (self._values, values)):
             if layer == len(buffers):
@@ -153,23 +168,35 @@ class SlotCache:
                 grown[:, :, : buffer.shape[2]] = buffer
                 grown[:, :, buffer.shape[2] :] = 0  # looked at with weight 0, so it must be finite
                 buffers[layer] = buffer = grown
-            buffer[where.slots_N, :, where.positions_N] = new[0].transpose(0, 1)
-        return self._keys[layer][:, :, : where.width], self._values[layer][:, :, : where.width]
+            buffer[where.slots_N, :, where.columns_N] = new[0].transpose(0, 1)
+        return self._keys[layer], self._values[layer]
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Give each target slot the first `length` positions of its source; no slot is both."""
+    def common(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values (K, P, D) of the common beginning."""
+        return self._common[layer] if self._common else None
+
+    def share(self, length: int) -> None:
+        """Make the first `length` positions of slot 0 the beginning of all contexts; empties the
+        slots. Once, after the first pass, which has filled slot 0 alone."""
+        self._common = [
+            (keys[0, :, :length].clone(), values[0, :, :length].clone())
+            for keys, values in zip(self._keys, self._values, strict=True)
+        ]
+        self._keys, self._values = [], []
+        self.prefix = length
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Make each target slot equal to its source; no slot is both."""
         for buffer in (*self._keys, *self._values):
-            buffer[list(targets), :, :length] = buffer[list(sources), :, :length]
+            buffer[list(targets)] = buffer[list(sources)]
 
-    def grow(self, more: int, prefix: int) -> None:
-        """Add slots; they begin with the first `prefix` positions of slot 0."""
+    def grow(self, more: int) -> None:
+        """Add empty slots."""
         self.slots += more
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
-                grown = buffer.new_empty(self.slots, *buffer.shape[1:])
+                grown = buffer.new_zeros(self.slots, *buffer.shape[1:])
                 grown[:-more] = buffer
-                grown[-more:, :, :prefix] = buffer[:1, :, :prefix]
-                grown[-more:, :, prefix:] = 0
                 buffers[layer] = grown
 
     def keep(self, slots: Sequence[int]) -> None:
@@ -188,6 +215,7 @@ def attend(
     scaling: float,
     dropout: float = 0.0,
     slots: Plan | None = None,
+    slot_cache: SlotCache | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers. With a plan, query is (1, H, N, D) and key and value are
@@ -210,36 +238,58 @@ def attend(
                 expected="plain full attention in every layer",
                 hint="use a model with full attention",
             )
-    heads, size = query.shape[1], query.shape[3]
+    heads, n, size = query.shape[1:]
     kv_heads = key.shape[1]
-    out_NHD = query.new_empty(query.shape[2], heads, size)
+    common = slot_cache.common(module.layer_idx) if slot_cache else None
+    # Query heads that share a key-value head stand together: one matrix product for all.
+    q_NKGD = query[0].transpose(0, 1).view(n, kv_heads, -1, size)
+    out_NHD = query.new_empty(n, heads, size)
     for part in slots.parts:
-        keys, values = key, value
-        if part.slots_R is not None:
-            keys, values = key[part.slots_R], value[part.slots_R]
         rows, columns = part.grid_RS.shape
-        if columns > 1:
-            o = torch.nn.functional.scaled_dot_product_attention(
-                query[0][:, part.grid_RS].transpose(0, 1),
-                keys,
-                values,
-                attn_mask=part.mask_RSL[:, None].to(query.dtype),
-                scale=scaling,
-                enable_gqa=True,
+        seen = key.shape[2] + (common[0].shape[1] if common else 0)
+        step = max(1, SCORES // (heads * columns * seen))
+        outs = []
+        for first in range(0, rows, step):
+            these = slice(first, first + step)
+            which = these if part.slots_R is None else part.slots_R[these]
+            q_RKMD = q_NKGD[part.grid_RS[these]].permute(0, 2, 3, 1, 4).flatten(2, 3)
+            outs.append(
+                _look(q_RKMD, key[which], value[which], part.hidden_RSL[these], common, scaling)
             )
-            out_NHD[part.tokens_N] = o.transpose(1, 2)[part.rows_N, part.columns_N]
-            continue
-        # Query heads that share a key-value head stand together: one matrix product for all.
-        q = query[0][:, part.grid_RS].view(kv_heads, -1, rows, columns, size)
-        q = q.permute(2, 0, 1, 3, 4).reshape(rows, kv_heads, -1, size)
-        # Keys on the left: the cache, which is large, is read as it lies; transposing it copies it.
-        scores = torch.matmul(keys, q.transpose(2, 3)).transpose(2, 3).float() * scaling
-        scores = scores.view(rows, kv_heads, -1, columns, scores.shape[-1])
-        scores = scores + part.mask_RSL[:, None, None]
-        weights = torch.softmax(scores, -1).to(values.dtype).flatten(2, 3)
-        o = torch.matmul(weights, values).view(rows, heads, columns, size)
-        out_NHD[part.tokens_N] = o.transpose(1, 2)[part.rows_N, part.columns_N]
+        o = torch.cat(outs) if len(outs) > 1 else outs[0]
+        o = o.reshape(rows, heads, columns, size).transpose(1, 2).reshape(-1, heads, size)
+        out_NHD[part.tokens_N] = o[part.cells_N]
     return out_NHD[None], None
+
+
+def _look(
+    q_RKMD: Tensor,
+    keys_RKLD: Tensor,
+    values_RKLD: Tensor,
+    hidden_RSL: Tensor,
+    common: tuple[Tensor, Tensor] | None,
+    scaling: float,
+) -> Tensor:
+    """Attention of M queries a row and key-value head over its slot, and over what is common."""
+    import torch
+
+    rows, kv_heads, m, size = q_RKMD.shape
+    # Keys on the left: the cache, which is large, is read as it lies; transposing it copies it.
+    own = torch.matmul(keys_RKLD, q_RKMD.transpose(2, 3)).transpose(2, 3).float()
+    by_column = own.view(rows, kv_heads, -1, *hidden_RSL.shape[1:])
+    by_column.masked_fill_(hidden_RSL[:, None, None], float("-inf"))
+    if common is None:
+        weights = torch.softmax(own * scaling, -1).to(values_RKLD.dtype)
+        return torch.matmul(weights, values_RKLD)
+    keys_KPD, values_KPD = common
+    q_KED = q_RKMD.transpose(0, 1).reshape(kv_heads, rows * m, size)
+    before = torch.matmul(q_KED, keys_KPD.transpose(1, 2)).float()
+    before = before.view(kv_heads, rows, m, -1).transpose(0, 1)
+    weights = torch.softmax(torch.cat([before, own], -1) * scaling, -1).to(values_RKLD.dtype)
+    p = keys_KPD.shape[1]
+    of_common = weights[..., :p].transpose(0, 1).reshape(kv_heads, rows * m, p)
+    out = torch.matmul(of_common, values_KPD).view(kv_heads, rows, m, size).transpose(0, 1)
+    return out + torch.matmul(weights[..., p:], values_RKLD)
 
 
 def use_slots(model: PreTrainedModel) -> None:
@@ -258,7 +308,7 @@ def forward(model: PreTrainedModel, pieces: Sequence[Piece], cache: SlotCache) -
     import torch
 
     device = model.device
-    where = plan(pieces, cache.slots, device)
+    where = plan(pieces, cache, device)
     ids = torch.tensor([[token for piece in pieces for token in piece.ids]], device=device)
     # A mask of four dimensions is passed on as it is, so none is built: the plan holds the masks.
     no_mask = torch.zeros(1, 1, 1, 1, device=device)
@@ -270,6 +320,7 @@ def forward(model: PreTrainedModel, pieces: Sequence[Piece], cache: SlotCache) -
         use_cache=True,
         logits_to_keep=where.last,
         slots=where,
+        slot_cache=cache,
     )
     logits: Tensor = output.logits[0]
     return logits
