@@ -22,6 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report import RESULTS, machine, save
+
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("sft", "rl")
 MORE_STEPS = {  # so that training, not starting Python, takes most of a stage's time
@@ -72,6 +74,7 @@ def main() -> int:
                 f"{origin:<14}  {outcome}",
                 flush=True,
             )
+    save(args.output, {"machine": machine(), "undisturbed_seconds": seconds, "trials": trials})
     same = sum(not trial.differing for trial in trials)
     resumed = sum(trial.resumed > 0 for trial in trials)
     print(f"\n{same} of {len(trials)} the same bytes; {resumed} went on from a checkpoint")
@@ -88,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=20, help="kills")
     parser.add_argument("--minutes", type=float, default=25, help="no new kill after this time")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--output", type=Path, default=RESULTS / "kill.json", help="results")
     args = parser.parse_args()
     if args.times < 1 or args.minutes <= 0:
         parser.error("--times must be at least 1 and --minutes more than 0")

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from benchmarks.kill import environment, prepare
+from benchmarks.report import RESULTS, machine, save
 
 FIFTHS = 5
 GROWTH = 1.05
@@ -32,6 +33,7 @@ def main() -> int:
         prog="python -m benchmarks.memory", description="Resident memory over many RL steps."
     )
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps of RL")
+    parser.add_argument("--output", type=Path, default=RESULTS / "memory.json", help="results")
     args = parser.parse_args()
     if args.steps < 10:
         parser.error("--steps must be at least 10")
@@ -54,6 +56,16 @@ def main() -> int:
         medians.append(statistics.median(values))
         print(f"{part + 1} of {FIFTHS:<11} {medians[-1]:>8.0f} {max(values):>8.0f}")
     growth = medians[-1] / medians[1]
+    save(
+        args.output,
+        {
+            "machine": machine(),
+            "steps": args.steps,
+            "median_mb": medians,
+            "largest_mb": max(readings),
+            "growth": growth,
+        },
+    )
     print(f"the last fifth to the second: {growth:.3f} ({'flat' if growth <= GROWTH else 'GROWS'})")
     return 0 if growth <= GROWTH else 1
 

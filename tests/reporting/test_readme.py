@@ -137,20 +137,28 @@ def benchmark_files(root: Path) -> None:
     }
     share = {"share_of_peak": spread(0.61), "executed_share_of_peak": spread(0.4)}
     sft = {"sides": {"ours": {"tokens_per_second": spread(400.2), **share}}}
+    stages = {"stages": {"rl": {"seconds": 180.4, "peak_memory_gb": 8.96}}, "seconds": 701.2}
+    memory = {"steps": 200, "median_mb": [900.4, 910.0]}
+    trials = [{"resumed": 0, "differing": []}, {"resumed": 7, "differing": ["models/rl"]}]
     folder = root / "benchmarks" / "results"
     folder.mkdir(parents=True)
-    (folder / "episodes.json").write_text(json.dumps(episodes))
-    (folder / "sft.json").write_text(json.dumps(sft))
+    results = {"stages": stages, "episodes": episodes, "sft": sft, "memory": memory}
+    for name, content in {**results, "kill": {"trials": trials}}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def test_benchmarks_are_quoted_where_readme_has_a_place_for_them(root: Path) -> None:
     path = root / "README.md"
     path.write_text(README + "<!-- benchmarks:begin --><!-- benchmarks:end -->\n")
-    with pytest.raises(FerrataError, match=r"python -m benchmarks\.episodes"):
+    with pytest.raises(FerrataError, match=r"python -m benchmarks\.stages"):
         update(root)
     benchmark_files(root)
     assert update(root) is True
     text = path.read_text()
+    assert "The default graph, 11 min 41 s behind the installation:" in text
+    assert "| rl | 180 | 9.0 |" in text
+    assert "over 200 RL steps of the tiny profile, median of each fifth: 900, 910 MB." in text
+    assert "1 of 2 runs ended with the bytes of the undisturbed run, 1 of them from" in text
     assert "| ours | 8.0 (7.0-9.0) | 12.5 (11.5-13.5) | 2.00 | 25.2 |" in text
     assert "- episodes/s: 4.50x (4.10-5.00), the goal is 4x\n- to float32: 4.50x" in text
     assert "| ours | 400 (399-401) | 61% | 40% |" in text

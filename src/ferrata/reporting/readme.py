@@ -27,6 +27,7 @@ from ferrata.reporting.summary import (
 
 TRAJECTORIES = "metrics/trajectories.md"
 BENCHMARKS = "benchmarks/results"
+MEASURED = ("stages", "episodes", "sft", "memory", "kill")
 
 
 def update(root: Path, check: bool = False) -> bool:
@@ -49,12 +50,12 @@ def update(root: Path, check: bool = False) -> bool:
     new = _replace(new, "trajectories", trajectories)
     if "<!-- benchmarks:" in old:
         measured = {}
-        for name in ("episodes", "sft"):
+        for name in MEASURED:
             path = f"{BENCHMARKS}/{name}.json"
             measured[name] = json.loads(
                 _read(root / path, path, f"`python -m benchmarks.{name}` makes it")
             )
-        new = _replace(new, "benchmarks", benchmarks(measured["episodes"], measured["sft"]))
+        new = _replace(new, "benchmarks", benchmarks(**measured))
     if new == old:
         return False
     if check:
@@ -101,8 +102,14 @@ def results(summary: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def benchmarks(episodes: Mapping[str, Any], sft: Mapping[str, Any]) -> str:
-    """Markdown of the results that `benchmarks.episodes` and `benchmarks.sft` save."""
+def benchmarks(
+    stages: Mapping[str, Any],
+    episodes: Mapping[str, Any],
+    sft: Mapping[str, Any],
+    memory: Mapping[str, Any],
+    kill: Mapping[str, Any],
+) -> str:
+    """Markdown of the results that the benchmarks of these names save."""
     parts = []
     where = episodes["machine"]
     device = where["gpu"] or f"{where['processor']}, {where['cores']} cores"
@@ -111,6 +118,13 @@ def benchmarks(episodes: Mapping[str, Any], sft: Mapping[str, Any]) -> str:
         f"*Generated from `{BENCHMARKS}/`: {device} ({' '.join(where['flags'])}); {versions}; "
         "median (least-most).*"
     )
+    minutes, seconds = divmod(round(stages["seconds"]), 60)
+    rows = [
+        [name, f"{stage['seconds']:.0f}", f"{stage['peak_memory_gb']:.1f}"]
+        for name, stage in stages["stages"].items()
+    ]
+    parts.append(f"The default graph, {minutes} min {seconds} s behind the installation:")
+    parts.append(_table(["stage", "seconds", "peak memory, GB"], rows))
     rows = [
         [
             name,
@@ -140,6 +154,15 @@ def benchmarks(episodes: Mapping[str, Any], sft: Mapping[str, Any]) -> str:
     ]
     head = ["SFT step", "tokens/s", "of the peak of matrix products", "of it executed"]
     parts.append(_table(head, rows))
+    trials = kill["trials"]
+    same = sum(not trial["differing"] for trial in trials)
+    resumed = sum(trial["resumed"] > 0 for trial in trials)
+    parts.append(
+        f"Resident memory over {memory['steps']} RL steps of the tiny profile, median of each "
+        f"fifth: {', '.join(f'{value:.0f}' for value in memory['median_mb'])} MB. "
+        f"SIGKILL at random moments of `sft` and `rl`: {same} of {len(trials)} runs ended with the "
+        f"bytes of the undisturbed run, {resumed} of them from a checkpoint."
+    )
     return "\n\n".join(parts)
 
 
