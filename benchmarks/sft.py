@@ -50,7 +50,7 @@ class Sizes:
 
     model: Path
     rows: tuple[Demonstration, ...]
-    environment: str
+    mixture: dict[str, float]
     params: SftParams
     system: str
     seed: int
@@ -114,7 +114,7 @@ def _sizes(args: argparse.Namespace) -> tuple[Sizes, str]:
     """The sizes, and where the rows come from, in words."""
     from ferrata.data.generate import demonstrate
     from ferrata.data.store import read_demonstrations
-    from ferrata.environments import get_environment
+    from ferrata.environments import get_mixture
 
     params = load()
     batch = args.batch or params.sft.batch_size
@@ -131,18 +131,20 @@ def _sizes(args: argparse.Namespace) -> tuple[Sizes, str]:
             "precision": args.precision,
         }
     )
-    n, name = batch * steps, params.prepare.environment
+    n, mixture = batch * steps, params.prepare.weights
     if args.demonstrations.is_file():
         rows, source = read_demonstrations(args.demonstrations), str(args.demonstrations)
         if len(rows) < n:
             raise SystemExit(f"{source} has {len(rows)} rows, expected {n}; lower --repeat")
     else:
-        world = get_environment(name)
+        world = get_mixture(mixture)
         tasks = list(world.tasks("sft", n, params.seed))
         rows = demonstrate(world, tasks, params.prepare.skill, params.seed)
-        source = f"{name}, made now"
+        source = f"{', '.join(mixture)}, made now"
     length = params.episodes.max_context_tokens
-    sizes = Sizes(args.model, tuple(rows[:n]), name, sft, params.chat.system, params.seed, length)
+    sizes = Sizes(
+        args.model, tuple(rows[:n]), mixture, sft, params.chat.system, params.seed, length
+    )
     return sizes, source
 
 
@@ -183,7 +185,7 @@ class Counting:
 def ours(send: Send, sizes: Sizes) -> None:
     """`train_sft` as the stage calls it; validation and saving lie outside the clock."""
     from ferrata.chat import Assembler
-    from ferrata.environments import get_environment
+    from ferrata.environments import get_mixture
     from ferrata.training.checkpoint import CheckpointFolder
     from ferrata.training.models import load_tokenizer
     from ferrata.training.sft import train_sft
@@ -193,7 +195,7 @@ def ours(send: Send, sizes: Sizes) -> None:
         train_sft(
             sizes.model,
             Path(folder) / "model",
-            get_environment(sizes.environment),
+            get_mixture(sizes.mixture),
             Assembler(load_tokenizer(sizes.model), sizes.system),
             sizes.rows,
             sizes.rows[:1],
@@ -211,7 +213,7 @@ def stock(send: Send, attention: str, sizes: Sizes) -> None:
     from trl import SFTTrainer
 
     from ferrata.chat import Assembler
-    from ferrata.environments import get_environment
+    from ferrata.environments import get_mixture
     from ferrata.training.models import load_model, load_tokenizer
     from ferrata.training.sft import sft_config, to_dataset
 
@@ -231,7 +233,7 @@ def stock(send: Send, attention: str, sizes: Sizes) -> None:
         SFTTrainer(
             model=load_model(sizes.model, torch.float32, attention),
             args=args,
-            train_dataset=to_dataset(sizes.rows, get_environment(sizes.environment), assembler),
+            train_dataset=to_dataset(sizes.rows, get_mixture(sizes.mixture), assembler),
             processing_class=tokenizer,
             callbacks=[step_clock(send, counting.begin, counting.details)],
         ).train()

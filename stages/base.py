@@ -7,6 +7,7 @@ import sys
 from ferrata.config.env import check_interpreter, check_versions
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
+from ferrata.environments import get_mixture
 from ferrata.errors import run_main
 from ferrata.tracking.runs import stage_run
 from ferrata.training.base import obtain
@@ -25,7 +26,7 @@ def main() -> None:
         metrics = obtain(
             params.base,
             params.chat,
-            params.prepare.environment,
+            get_mixture(params.prepare.weights),
             folder / "models" / "base",
             params.seed,
         )

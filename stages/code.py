@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 from ferrata.config.fingerprint import write_fingerprints
+from ferrata.config.loader import load
 from ferrata.config.paths import project_root
 from ferrata.errors import run_main
 
 
 def main() -> None:
     root = project_root()
-    changed = write_fingerprints(root, root / "code")
+    own = [name for name in load().prepare.weights if ":" in name]
+    changed = write_fingerprints(root, root / "code", own)
     print(f"code changed: {', '.join(changed) if changed else 'of no stage'}")
 
 

@@ -31,7 +31,7 @@ def main() -> None:
     settings = {"arm": {name: arm.model_dump()}, "evaluate": params.evaluate.model_dump()}
     with stage_run("evaluate", settings, root=project_root(), name=f"evaluate@{name}") as run:
         if arm.policy == "demonstrator":
-            rows = demonstrator_rows(folder / arm.model, splits, params.evaluate, params.seed)
+            rows = demonstrator_rows(folder / arm.model, splits, params)
         else:
             shots = read_tasks(folder / "data" / "tasks", "sft")[: arm.shots]
             rows = model_rows(folder / arm.model, splits, shots, params, name)

@@ -10,7 +10,7 @@ from ferrata.config.env import check_interpreter, check_versions
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.data import checks, generate, store
-from ferrata.environments import get_environment
+from ferrata.environments import get_mixture
 from ferrata.errors import run_main
 from ferrata.tracking.runs import stage_run
 from ferrata.training.models import load_tokenizer
@@ -21,7 +21,7 @@ def main() -> None:
     check_versions("transformers", "tokenizers")
     params, folder = load(), params_folder()
     chosen = params.prepare
-    environment = get_environment(chosen.environment)
+    environment = get_mixture(chosen.weights)
     assembler = Assembler(load_tokenizer(folder / "models" / "base"), params.chat.system)
     with stage_run(
         "prepare", {"seed": params.seed, "prepare": chosen.model_dump()}, root=project_root()
@@ -46,7 +46,7 @@ def main() -> None:
         target = folder / "data" / "demonstrations"
         for name, rows in shown.items():
             store.write_demonstrations(target / f"{name}.jsonl", rows)
-        demonstrator = {"environment": environment.name, "skill": chosen.skill}
+        demonstrator = {"skill": chosen.skill}
         (target / "demonstrator.json").write_text(json.dumps(demonstrator) + "\n", encoding="utf-8")
         right = generate.success_by_band(shown["sft"])
         metrics = {

@@ -8,7 +8,7 @@ from ferrata.config.env import check_interpreter, check_versions
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.data.store import read_tasks
-from ferrata.environments import get_environment
+from ferrata.environments import get_mixture
 from ferrata.errors import run_main
 from ferrata.tracking.callback import RunCallback
 from ferrata.tracking.runs import stage_run
@@ -37,7 +37,7 @@ def main() -> int | None:
         metrics, history = train_rl(
             folder / "models" / "sft",
             folder / "models" / "rl",
-            get_environment(params.prepare.environment),
+            get_mixture(params.prepare.weights),
             read_tasks(tasks, "train"),
             read_tasks(tasks, "validation"),
             params.rl,

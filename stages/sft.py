@@ -9,7 +9,7 @@ from ferrata.config.env import check_interpreter, check_versions
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.data.store import read_demonstrations
-from ferrata.environments import get_environment
+from ferrata.environments import get_mixture
 from ferrata.errors import run_main
 from ferrata.tracking.callback import RunCallback
 from ferrata.tracking.runs import stage_run
@@ -40,7 +40,7 @@ def main() -> int | None:
         metrics, history = train_sft(
             base,
             folder / "models" / "sft",
-            get_environment(params.prepare.environment),
+            get_mixture(params.prepare.weights),
             Assembler(load_tokenizer(base), params.chat.system),
             read_demonstrations(data / "sft.jsonl"),
             read_demonstrations(data / "validation.jsonl"),

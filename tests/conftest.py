@@ -11,6 +11,7 @@ import pytest
 from ferrata.chat import Assembler
 from ferrata.config.chat import ChatParams
 from ferrata.config.episodes import EpisodesParams
+from ferrata.config.prepare import PrepareParams
 from ferrata.environments.base import Task
 from ferrata.environments.tool_use import ToolUse
 
@@ -24,6 +25,8 @@ def budgets(**changes: float) -> EpisodesParams:
         "max_context_tokens": 2048,
         "max_invalid_calls": 3,
         "invalid_call_cost": 0.0,
+        "call_cost": 0.0,
+        "token_cost": 0.0,
         "max_result_chars": 200,
     }
     return EpisodesParams.model_validate(values | changes)
@@ -79,6 +82,23 @@ def server(tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 def limits() -> Callable[..., EpisodesParams]:
     """Makes the section `episodes`; what is not given is wide."""
     return budgets
+
+
+@pytest.fixture
+def prepare_params() -> PrepareParams:
+    """A small section `prepare`."""
+    return PrepareParams.model_validate(
+        {
+            "mixture": {"tool_use": 1.0},
+            "train_tasks": 40,
+            "demonstrations": 40,
+            "validation_tasks": 12,
+            "test_tasks": 24,
+            "forms_tasks": 12,
+            "ood_tasks": 12,
+            "skill": 0.4,
+        }
+    )
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ _EXAMPLES = """examples:
   ferrata profile tiny               a small random model: the whole graph in minutes
   ferrata profile default            back to the real model
   ferrata chat --arm rl              talk to the trained model; its tool calls are shown
+  ferrata play planning              play a task yourself
   ferrata summary                    table of the last evaluation
   ferrata doctor                     what is wrong here, and what to do about it
   ferrata clean --dry-run            what may be removed, and how much it takes
@@ -70,6 +71,27 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="sample")
     chat.add_argument("--question", metavar="TEXT", help="ask this and leave; else interactive")
     chat.set_defaults(run=_chat)
+
+    play = commands.add_parser(
+        "play",
+        help="play a task yourself, or watch how it is played",
+        description="Shows one task of a capability and answers your turns as it answers a model's,"
+        " with the reward parts. An empty line leaves.",
+        epilog="example: ferrata play planning --band 2 --policy expert",
+    )
+    play.add_argument("capability", metavar="CAPABILITY", help="tool_use, reasoning, planning, ...")
+    play.add_argument("--split", default="validation", help="split of the task (validation)")
+    play.add_argument("--task", type=int, default=0, metavar="N", help="which task of it (0)")
+    play.add_argument("--band", type=int, metavar="B", help="only tasks of this difficulty")
+    who = play.add_mutually_exclusive_group()
+    who.add_argument(
+        "--policy",
+        choices=("you", "expert", "demonstrator"),
+        default="you",
+        help="who plays: you (default), the expert, or the demonstrator of the SFT data",
+    )
+    who.add_argument("--arm", metavar="ARM", help="the model of this arm plays")
+    play.set_defaults(run=_play)
 
     summary = commands.add_parser(
         "summary", help="print the table of the last evaluation: arm, success, interval"
@@ -146,6 +168,19 @@ def _chat(args: argparse.Namespace) -> None:
     from ferrata.serving.chat_cli import run
 
     run(args.arm, args.question, args.temperature)
+
+
+def _play(args: argparse.Namespace) -> int:
+    from ferrata.serving.play_cli import run
+
+    return run(
+        args.capability,
+        split=args.split,
+        number=args.task,
+        band=args.band,
+        policy=args.policy,
+        arm=args.arm,
+    )
 
 
 def _summary(args: argparse.Namespace) -> None:

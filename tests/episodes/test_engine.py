@@ -276,6 +276,28 @@ def test_calls_that_could_not_be_run_cost_what_params_say(
     assert free.rewards == [{"answer": 1.0}] and free.invalid_calls == record.invalid_calls == 3
 
 
+def test_calls_and_tokens_cost_what_params_say(
+    assembler: Assembler, tasks: list[Task], limits: Limits
+) -> None:
+    right = f"Answer: {tasks[0].answer}{CLOSE}"
+    charged = limits(call_cost=0.02, token_cost=0.001)
+    record = play(assembler, charged, tasks[0], SKY, right)
+    call, _, answer = record.rewards
+    assert answer == {"answer": 1.0}
+    cost = -sum(parts.get("cost", 0.0) for parts in record.rewards)
+    assert cost == pytest.approx(0.02 * record.calls + 0.001 * record.tokens)
+    assert record.calls == 1 and record.success
+    assert play(assembler, limits(), tasks[0], SKY, right).rewards == [{"answer": 1.0}]
+    assert call == {"cost": pytest.approx(-0.02 - 0.001 * sum_of_first_turn(record))}
+
+
+def sum_of_first_turn(record: Any) -> int:
+    """Sampled tokens of the first turn: the first run of ones in the mask."""
+    (context,) = record.contexts
+    mask = context.mask[context.prompt_length :]
+    return mask.index(0)
+
+
 def test_a_tool_that_breaks_ends_the_episode(
     assembler: Assembler, tasks: list[Task], limits: Limits
 ) -> None:

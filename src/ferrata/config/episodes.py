@@ -18,6 +18,10 @@ class EpisodesParams(Section):
     invalid_call_cost: float = Field(
         ge=0, le=1, description="subtracted from the return for each call that could not be run"
     )
+    call_cost: float = Field(ge=0, le=1, description="subtracted from the return for each call")
+    token_cost: float = Field(
+        ge=0, le=0.1, description="subtracted from the return for each sampled token"
+    )
     max_result_chars: Count = Field(description="characters kept of a tool result")
 
     @field_validator("max_context_tokens")

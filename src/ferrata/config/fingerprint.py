@@ -29,10 +29,10 @@ _NEUTRAL = (
     "src/ferrata/config/paths.py",
 )
 # Here docstrings become prompts: tool descriptions.
-_DOCSTRINGS_COUNT = ("src/ferrata/environments/", "src/ferrata/chat.py")
+_DOCSTRINGS_COUNT = ("src/ferrata/environments/", "src/ferrata/chat.py", "capabilities/")
 
 
-def closure(entry: Path, root: Path) -> list[Path]:
+def closure(entry: Path, root: Path, own: Sequence[str] = ()) -> list[Path]:
     """The script and every project module that it imports, directly or not, sorted.
 
     Found by walking syntax trees: imports inside functions, relative imports, `from package import
@@ -44,6 +44,7 @@ def closure(entry: Path, root: Path) -> list[Path]:
     Args:
         entry: the script; its name without suffix is the stage's.
         root: the project's root; modules are looked up in root/src, root and the script's folder.
+        own: further names, `package.module:object`, that params.yaml brings into a training stage.
 
     Raises:
         FerrataError: a module cannot be parsed.
@@ -53,6 +54,8 @@ def closure(entry: Path, root: Path) -> list[Path]:
     places = (root / "src", root, entry.parent)
     seen: set[Path] = set()
     todo = [entry]
+    for name in own if entry.stem in TRAINING_STAGES else ():
+        todo += _files(name.partition(":")[0], places)
     while todo:
         path = todo.pop()
         if path in seen or path.relative_to(root).as_posix().startswith(left_out):
@@ -83,10 +86,11 @@ def fingerprint(files: Sequence[Path], root: Path) -> dict[str, str]:
     return hashes
 
 
-def write_fingerprints(root: Path, folder: Path) -> list[str]:
+def write_fingerprints(root: Path, folder: Path, own: Sequence[str] = ()) -> list[str]:
     """Write folder/NAME.json for each stages/NAME.py where it changed; remove those of no stage.
 
-    `stages/code.py`, which calls this, and scripts whose name starts with `_` are no stages.
+    `own` are modules that params.yaml names. `stages/code.py`, which calls this, and scripts whose
+    name starts with `_` are no stages.
 
     Returns:
         The names of the stages whose fingerprint was written or removed, sorted.
@@ -98,7 +102,7 @@ def write_fingerprints(root: Path, folder: Path) -> list[str]:
     scripts.pop("code", None)
     texts = {}
     for name, script in scripts.items():
-        hashes = fingerprint(closure(script, root), root)
+        hashes = fingerprint(closure(script, root, own), root)
         texts[name] = json.dumps(hashes, indent=1, sort_keys=True) + "\n"
     folder.mkdir(exist_ok=True)
     changed = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ferrata.chat import Assembler
 from ferrata.config.episodes import EpisodesParams
-from ferrata.environments.base import Demonstration, Environment, Reply, Split, Task
+from ferrata.environments.base import Demonstration, Environment, Split, Task
 from ferrata.errors import FerrataError
 
 
@@ -21,9 +21,7 @@ def check_fixtures(environment: Environment) -> int:
     fixtures = environment.fixtures()
     wrong = []
     for fixture in fixtures:
-        (agent,) = environment.agents
-        step = environment.start(fixture.task).step(agent, Reply(fixture.content))
-        reward = sum(step.rewards.get(agent, {}).values())
+        reward = fixture.play(environment.start(fixture.task))
         if reward != fixture.reward:
             wrong.append(
                 f"{fixture.name} ({fixture.content[:60]!r}): {reward:g}, not {fixture.reward:g}"

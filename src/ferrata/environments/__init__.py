@@ -2,24 +2,111 @@
 
 from __future__ import annotations
 
-from ferrata.environments.base import Environment
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ferrata.environments.base import Environment, Task
+from ferrata.environments.mixture import Mixture, names_of
+
+BUILT_IN = {
+    "tool_use": "ferrata.environments.tool_use:ToolUse",
+    "reasoning": "ferrata.environments.reasoning:Reasoning",
+    "planning": "ferrata.environments.planning:Planning",
+}
+NEEDED = ("name", "tasks", "demonstrate", "tools", "start", "fixtures", "reward_ranges")
 
 
 def get_environment(name: str) -> Environment:
-    """Return the environment called `name`.
+    """The environment called `name`: a built-in one, or your own as `package.module:object`.
 
     Raises:
-        FerrataError: no environment has this name; there is no default to fall back to.
+        FerrataError: there is no such environment, or the object is not one; there is no default
+            to fall back to.
     """
-    from ferrata.environments.tool_use import ToolUse
     from ferrata.errors import FerrataError
 
-    known: dict[str, type[Environment]] = {"tool_use": ToolUse}
-    if name not in known:
+    where = f"params.yaml: prepare.mixture: {name}"
+    if name not in BUILT_IN and ":" not in name:
         raise FerrataError(
-            "params.yaml: prepare.environment: unknown environment",
+            f"{where}: unknown environment",
             found=repr(name),
-            expected=f"one of {', '.join(sorted(known))}",
+            expected=f"one of {', '.join(sorted(BUILT_IN))}, or package.module:object",
             hint="correct the name in params.yaml",
         )
-    return known[name]()
+    found = load_object(BUILT_IN.get(name, name), where)
+    try:
+        environment = found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise FerrataError(
+            where,
+            found=f"a class that cannot be made without arguments ({error})",
+            expected="an environment, or a class of one without arguments",
+            hint="README, 'A new capability', has an example",
+        ) from error
+    missing = [part for part in NEEDED if not hasattr(environment, part)]
+    if missing:
+        raise FerrataError(
+            where,
+            found=f"an object without {', '.join(missing)}",
+            expected="an environment (ferrata.environments.base.Environment)",
+            hint="README, 'A new capability', has an example",
+        )
+    return environment  # type: ignore[no-any-return]
+
+
+def get_mixture(weights: Mapping[str, float]) -> Mixture:
+    """The environments of `prepare.mixture` as one. Raises FerrataError as `get_environment`, or if
+    an own environment has another's name."""
+    from ferrata.errors import FerrataError
+
+    environments: dict[str, Environment] = {}
+    shares: dict[str, float] = {}
+    for name, weight in weights.items():
+        environment = get_environment(name)
+        if environment.name in environments:
+            raise FerrataError(
+                f"params.yaml: prepare.mixture: {name}",
+                found=f"a second environment with the name {environment.name!r}",
+                expected="a name of its own",
+                hint="change the attribute `name` of your environment",
+            )
+        environments[environment.name] = environment
+        shares[environment.name] = weight
+    return Mixture(environments, shares)
+
+
+def load_object(path: str, where: str) -> Any:
+    """What `package.module:object` names, from the Python path.
+
+    Raises:
+        FerrataError: naming `where` the path stands, and what is missing.
+    """
+    from ferrata.config.paths import project_root
+    from ferrata.errors import FerrataError
+
+    module_name, _, attribute = path.partition(":")
+    root = str(project_root())
+    if root not in sys.path:  # stages run with `python -P`
+        sys.path.append(root)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise FerrataError(
+            where,
+            found=f"module {module_name!r}: {error}",
+            expected="a module that Python can import from the project's folder",
+            hint="put the file next to params.yaml, or install its package",
+        ) from error
+    if not hasattr(module, attribute):
+        raise FerrataError(
+            where,
+            found=f"no {attribute!r} in {module_name}",
+            expected=f"one of {', '.join(n for n in vars(module) if not n.startswith('_'))[:200]}",
+            hint="correct the name behind the colon",
+        )
+    return getattr(module, attribute)
+
+
+__all__ = ["Task", "get_environment", "get_mixture", "names_of"]

@@ -11,7 +11,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, get_type_hints
+from typing import Any, Literal, Protocol, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -187,6 +187,7 @@ class Step:
     rewards: named parts per agent, given when they are earned; each within the range that
         `World.ranges` states.
     results: one per call of the turn, in order.
+    success: whether an episode that is done was solved; None: if the part `answer` is 1.
     """
 
     observations: Mapping[str, Observation] = field(default_factory=dict)
@@ -194,6 +195,7 @@ class Step:
     results: Sequence[ToolResult] = ()
     done: bool = False
     answer: str | None = None
+    success: bool | None = None
 
 
 class World(Protocol):
@@ -220,20 +222,45 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Fixture:
-    """A final message and the reward that the grader must give it."""
+    """An episode that attacks the grader: calls, one a turn, then a final message (if the calls
+    have not ended it), and the return that it must get."""
 
     name: str
     task: Task
     content: str
     reward: float
+    calls: tuple[ToolCall, ...] = ()
+
+    def play(self, world: World) -> float:
+        """The return that this world's grader gives."""
+        (agent,) = world.reset()
+        total, done = 0.0, False
+        for reply in (*(Reply("", (call,)) for call in self.calls), Reply(self.content)):
+            if not done:
+                step = world.step(agent, reply)
+                total += sum(step.rewards.get(agent, {}).values())
+                done = step.done
+        return total
 
 
 class Environment(Protocol):
     """One capability. Instances hold no state of an episode and may be shared."""
 
-    name: ClassVar[str]
-    agents: ClassVar[tuple[str, ...]]
-    reward_ranges: ClassVar[Mapping[str, tuple[float, float]]]
+    # Properties, so that attributes of a class and of an instance both fit.
+    @property
+    def name(self) -> str:
+        """Of the capability, in tasks, reports and params.yaml."""
+        ...
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Who acts; `("agent",)` for one."""
+        ...
+
+    @property
+    def reward_ranges(self) -> Mapping[str, tuple[float, float]]:
+        """Reward parts, and the least and the most that an episode can get of each."""
+        ...
 
     def tasks(self, split: Split, n: int, seed: int) -> Iterator[Task]:
         """`n` tasks of a split; the same arguments give the same tasks."""
@@ -291,7 +318,7 @@ class ToolWorld:
     def _run(self, call: ToolCall) -> ToolResult:
         if call.name in self._tools:
             return self._tools[call.name].call(call.arguments)
-        known = ", ".join(self._tools)
+        known = ", ".join(self._tools) or "none"
         return ToolResult(
             call.name, f"error: no tool {call.name[:40]}; there are {known}", "invalid"
         )

@@ -24,6 +24,7 @@ from ferrata.errors import FerrataError
 
 CUT = " ...[cut]"
 INVALID = "invalid_calls"  # reward part: a cost, whatever the environment
+COST = "cost"  # reward part: of calls and tokens, where params.yaml gives them one
 
 
 @dataclass
@@ -137,6 +138,10 @@ class Engine:
         if not turn.closed:
             return self._stop(record, StopReason.OUT_OF_TOKENS)
         step = self._step(episode, reply)
+        budgets = self._budgets
+        cost = budgets.call_cost * len(step.results) + budgets.token_cost * len(turn.ids)
+        if cost:
+            record.rewards.append({COST: -cost})
         if step.rewards:
             record.rewards.append(dict(step.rewards[episode.agent]))
         record.calls += len(step.results)
@@ -146,7 +151,7 @@ class Engine:
             record.rewards.append({INVALID: -self._budgets.invalid_call_cost * invalid})
         record.failed_calls += sum(r.outcome == "failed" for r in step.results)
         if step.done:
-            record.answer = step.answer
+            record.answer, record.solved = step.answer, step.success
             return self._stop(record, StopReason.ENDED if reply.calls else StopReason.ANSWERED)
         answers = [self._cut(m) for m in step.observations[episode.agent].messages]
         record.messages += answers

@@ -48,6 +48,7 @@ class Trajectory:
         calls, invalid_calls, failed_calls: tool calls made; could not be run (the model's fault);
             broke (the tool's).
         answer: what the grader read as the claimed answer, or None.
+        solved: whether the environment called the episode solved; None: it did not say.
     """
 
     task: Task
@@ -61,6 +62,7 @@ class Trajectory:
     invalid_calls: int = 0
     failed_calls: int = 0
     answer: str | None = None
+    solved: bool | None = None
 
     @property
     def episode_return(self) -> float:
@@ -69,7 +71,10 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
-        """Whether the reward part `answer` was earned in full."""
+        """What the environment said, or else whether the reward part `answer` was earned in
+        full."""
+        if self.solved is not None:
+            return self.solved
         return sum(parts.get("answer", 0.0) for parts in self.rewards) >= 1.0
 
     @property

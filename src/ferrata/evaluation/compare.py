@@ -23,6 +23,7 @@ from ferrata.evaluation.statistics import (
 )
 
 SPLITS = ("test", "forms", "ood")
+ALL = "all"  # every environment's tasks as one, among the keys of environments
 MODES = ("greedy", "sampled")
 DIFFERENCES = (("rl", "sft"), ("rl", "demonstrator"))
 COUNTS = ("calls", "invalid_calls", "turns", "tokens")
@@ -44,7 +45,8 @@ def summarise(frames: Frames, *, resamples: int, confidence: float, seed: int) -
       the same tasks, for rl minus sft and rl minus demonstrator where both arms are there;
     - `<environment>.<split>.sampled.<arm>.{success,low,high}`: mean@k over the sampled tasks.
 
-    Splits that no arm played are left out, and so is an arm that was not sampled.
+    Splits that no arm played are left out, and so is an arm that was not sampled. Where there are
+    several environments, `all` is one more, which has the tasks of all.
 
     Args:
         frames: episodes per arm, see the module.
@@ -56,7 +58,7 @@ def summarise(frames: Frames, *, resamples: int, confidence: float, seed: int) -
     check(frames)
     how: dict[str, Any] = {"resamples": resamples, "confidence": confidence, "seed": seed}
     summary: dict[str, Any] = {}
-    for environment, split in _cells(frames):
+    for environment, split in _cells(frames, pooled=True):
         greedy = _successes(frames, environment, split, "greedy")
         sampled = _successes(frames, environment, split, "sampled")
         cell: dict[str, Any] = {
@@ -151,7 +153,7 @@ def behaviour(frames: Frames) -> dict[str, Any]:
     """
     check(frames)
     result: dict[str, Any] = {}
-    for environment, split in _cells(frames):
+    for environment, split in _cells(frames, pooled=True):
         episodes = {
             arm: _rows(frame, environment, split, "greedy") for arm, frame in frames.items()
         }
@@ -301,20 +303,23 @@ def _check_same_tasks(frames: Frames, environment: str, split: str, mode: str) -
             )
 
 
-def _cells(frames: Frames) -> Iterator[tuple[str, str]]:
+def _cells(frames: Frames, pooled: bool = False) -> Iterator[tuple[str, str]]:
+    """Environments and their splits; with `pooled` also all of them as one, where there are
+    several."""
     played = {
         (str(environment), str(split))
         for frame in frames.values()
         for environment, split in frame[["environment", "split"]].drop_duplicates().to_numpy()
     }
-    yield from sorted(played, key=lambda cell: (cell[0], SPLITS.index(cell[1])))
+    if pooled and len({environment for environment, _ in played}) > 1:
+        played |= {(ALL, split) for _, split in played}
+    # The pooled one first: it is what a person wants to see first.
+    yield from sorted(played, key=lambda cell: (cell[0] != ALL, cell[0], SPLITS.index(cell[1])))
 
 
 def _rows(frame: pd.DataFrame, environment: str, split: str, mode: str) -> pd.DataFrame:
-    here = (
-        (frame["environment"] == environment) & (frame["split"] == split) & (frame["mode"] == mode)
-    )
-    return frame[here]
+    here = (frame["split"] == split) & (frame["mode"] == mode)
+    return frame[here if environment == ALL else here & (frame["environment"] == environment)]
 
 
 def _successes(

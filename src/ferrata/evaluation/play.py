@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrata.data.store import task_set_digest
-from ferrata.environments import get_environment
+from ferrata.environments import get_mixture
 from ferrata.environments.base import Demonstration, Environment, Message, Task
 from ferrata.episodes.trajectory import StopReason, Trajectory
 
@@ -60,7 +60,7 @@ def model_rows(
     assembler = Assembler(load_tokenizer(folder), params.chat.system)
     model = load_model(folder, resolve_dtype(chosen.precision))
     policy = TransformersPolicy(model, assembler.close_id, chosen.batch_size)
-    environment = get_environment(next(iter(splits.values()))[0].environment)
+    environment = get_mixture(params.prepare.weights)
     engine = Engine(
         environment, assembler, policy, params.episodes, shots=few_shot(environment, shots)
     )
@@ -80,16 +80,16 @@ def model_rows(
 
 
 def demonstrator_rows(
-    folder: Path, splits: Mapping[str, Sequence[Task]], params: EvaluateParams, seed: int
+    folder: Path, splits: Mapping[str, Sequence[Task]], params: Params
 ) -> list[Played]:
     """Play with the demonstrator that made the SFT data. It has no greedy mode: its one draw stands
     there."""
     about = json.loads((folder / "demonstrator.json").read_text(encoding="utf-8"))
-    environment = get_environment(about["environment"])
+    environment = get_mixture(params.prepare.weights)
     played = []
-    for mode, tasks, samples in schedule(splits, params):
+    for mode, tasks, samples in schedule(splits, params.evaluate):
         for task, sample in zip(tasks, samples, strict=True):
-            rng = random.Random(f"{seed}/{task.id}/{mode}/{sample}")
+            rng = random.Random(f"{params.seed}/{task.id}/{mode}/{sample}")
             played.append(
                 (mode, _as_trajectory(environment.demonstrate(task, about["skill"], rng), sample))
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrata.chat import Assembler
 from ferrata.data.store import read_tasks
-from ferrata.environments import get_environment
+from ferrata.environments import get_mixture
 from ferrata.environments.base import Message, Task
 from ferrata.episodes.engine import Engine
 from ferrata.episodes.policies import TransformersPolicy
@@ -34,7 +34,7 @@ def play_one(
     assembler = Assembler(tokenizer, params.chat.system)
     policy = TransformersPolicy(model, assembler.close_id, 1)
     engine = Engine(
-        get_environment(task.environment), assembler, policy, params.episodes, observer=observer
+        get_mixture(params.prepare.weights), assembler, policy, params.episodes, observer=observer
     )
     return engine.play([task], temperature=temperature, seed=params.seed, samples=[sample])[0]
 

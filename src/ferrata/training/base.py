@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrata.chat import CLOSE, OPEN, PAD, Assembler, prepare_tokenizer
-from ferrata.environments import get_environment
+from ferrata.environments.base import Environment
 from ferrata.errors import FerrataError
 from ferrata.training.models import save_model
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def obtain(
-    params: BaseParams, chat: ChatParams, environment: str, target: Path, seed: int
+    params: BaseParams, chat: ChatParams, environment: Environment, target: Path, seed: int
 ) -> dict[str, float]:
     """Fetch or make the base model and write it to `target`.
 
@@ -167,7 +167,7 @@ def from_folder(folder: Path) -> tuple[Any, Any]:
 
 
 def from_scratch(
-    scratch: Scratch, chat: ChatParams, environment: str, seed: int
+    scratch: Scratch, chat: ChatParams, environment: Environment, seed: int
 ) -> tuple[Any, Any, dict[str, float]]:
     """A small Llama: tokenizer and causal-LM steps on expert episodes of tasks that no split
     contains.
@@ -178,13 +178,12 @@ def from_scratch(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    world = get_environment(environment)
     from ferrata.data.generate import demonstrate
 
-    tasks = list(world.tasks("sft", scratch.corpus_episodes, seed + 1))
-    corpus = demonstrate(world, tasks, skill=1.0, seed=seed + 1)
+    tasks = list(environment.tasks("sft", scratch.corpus_episodes, seed + 1))
+    corpus = demonstrate(environment, tasks, skill=1.0, seed=seed + 1)
     plain = _ChatMl(chat)
-    texts = [plain.render(d.messages, world.tools(d.task)) for d in corpus]
+    texts = [plain.render(d.messages, environment.tools(d.task)) for d in corpus]
     tokenizer = prepare_tokenizer(
         train_tokenizer(texts, scratch.vocab_size, scratch.max_position), "ferrata"
     )
@@ -207,7 +206,7 @@ def from_scratch(
     if scratch.steps == 0:
         return model, tokenizer, {}
     assembler = Assembler(tokenizer, chat.system)
-    rows = [assembler.encode(d.messages, world.tools(d.task)).ids for d in corpus]
+    rows = [assembler.encode(d.messages, environment.tools(d.task)).ids for d in corpus]
     return (
         model,
         tokenizer,

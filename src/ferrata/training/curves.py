@@ -31,6 +31,10 @@ COLUMNS = {
 }
 
 
+# the same of each capability, where there are several: `episodes/success/planning`
+OF_EACH = {"validation_success/": "validation_success_", "episodes/success/": "success_"}
+
+
 def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
     """One row per step: the known columns of a Trainer's log history, entries of a step merged."""
     steps: dict[int, dict[str, float]] = {}
@@ -39,6 +43,10 @@ def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
         for key, name in COLUMNS.items():
             if key in entry and math.isfinite(float(entry[key])):
                 row[name] = float(f"{float(entry[key]):.6g}")
+        for key, value in entry.items():
+            for prefix, name in OF_EACH.items():
+                if key.startswith(prefix):
+                    row[name + key.removeprefix(prefix)] = float(f"{float(value):.6g}")
     return [{"step": step, **row} for step, row in sorted(steps.items()) if row]
 
 
@@ -54,5 +62,6 @@ def write(
     (folder / f"{stage}.json").write_text(json.dumps(scalars, indent=2) + "\n", encoding="utf-8")
     rows = curve(history)
     present = [name for name in ("step", *COLUMNS.values()) if any(name in row for row in rows)]
+    present += sorted({name for row in rows for name in row} - set(present))
     table = pd.DataFrame(rows, columns=present)
     table.to_csv(folder / "plots" / f"{stage}.csv", index=False, lineterminator="\n")

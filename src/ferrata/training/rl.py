@@ -163,6 +163,8 @@ class Rollout:
         for name in shares[0]:
             value = sum(share[name] for share in shares) / len(shares)
             trainer._metrics["train"][f"episodes/{name}"].append(value)
+        for name, value in success_of_each(gather(played_success(played))).items():
+            trainer._metrics["train"][f"episodes/success/{name}"].append(value)
         return to_trl(played)
 
 
@@ -192,6 +194,20 @@ def behaviour(played: Sequence[Trajectory]) -> dict[str, float]:
         "tokens": sum(t.tokens for t in played) / n,
         **{f"stop/{reason}": stops[reason] / n for reason in StopReason},
     }
+
+
+def played_success(played: Sequence[Trajectory]) -> list[tuple[str, bool]]:
+    """(capability, success) of each episode."""
+    return [(trajectory.task.environment, trajectory.success) for trajectory in played]
+
+
+def success_of_each(played: Sequence[tuple[str, bool]]) -> dict[str, float]:
+    """Share of successes per capability, where there are several."""
+    names = sorted({name for name, _ in played})
+    groups = {name: [right for own, right in played if own == name] for name in names}
+    if len(groups) == 1:
+        return {}
+    return {name: sum(group) / len(group) for name, group in groups.items()}
 
 
 def draw_order(tasks: Sequence[Task], rows: int, seed: int) -> list[str]:
@@ -269,13 +285,16 @@ def train_rl(
         trainer.ref_model.to(resolve_dtype(params.precision))
         score_labels_only(trainer.ref_model, params.temperature)
 
-    def validate(step: int) -> float:
+    def validate(step: int) -> dict[str, float]:
         rollout.sync(trainer.accelerator.unwrap_model(trainer.model), step)
         own = validation[rank() :: processes()]
-        played = gather([t.success for t in engine.play(own, temperature=0.0, seed=seed)])
-        success = sum(played) / len(played)
+        played = gather(played_success(engine.play(own, temperature=0.0, seed=seed)))
+        success = sum(right for _, right in played) / len(played)
+        values = {"validation_success": success}
+        for name, share in success_of_each(played).items():
+            values[f"validation_success/{name}"] = share
         best.offer(success, step, trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-        return success
+        return values
 
     class Validate(TrainerCallback):
         """Plays the validation tasks every `eval_every` steps, and after the last."""
@@ -283,14 +302,15 @@ def train_rl(
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % params.eval_every == 0 or state.global_step == params.steps:
                 # Not `trainer.log`: the Trainer would then leave out its own entry of this step.
-                success = validate(state.global_step)
-                trainer._metrics["train"]["validation_success"].append(success)
+                for name, value in validate(state.global_step).items():
+                    trainer._metrics["train"][name].append(value)
 
     trainer.add_callback(Validate())
     checkpoint = from_main(folder.latest)
     if checkpoint is None:
-        first = validate(0)
-        trainer.log({"validation_success": first})
+        values = validate(0)
+        first = values["validation_success"]
+        trainer.log(values)
     else:
         first = checkpoint.notes["validation_success_start"]
         best.restore(checkpoint.notes)

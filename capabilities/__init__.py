@@ -1,0 +1,1 @@
+"""Your own environments: one file each, named in params.yaml as `capabilities.FILE:CLASS`."""

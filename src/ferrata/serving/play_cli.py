@@ -1,0 +1,211 @@
+"""`ferrata play`: play a task yourself in the terminal, or watch a demonstrator or a model."""
+
+from __future__ import annotations
+
+import ast
+import random
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from ferrata.config.loader import load
+from ferrata.config.params import Params
+from ferrata.config.paths import params_folder
+from ferrata.environments import get_environment
+from ferrata.environments.base import (
+    SPLITS,
+    Environment,
+    Message,
+    Reply,
+    Task,
+    Tool,
+    ToolCall,
+    World,
+)
+from ferrata.episodes.trajectory import render
+from ferrata.errors import FerrataError
+
+COLOURS = {"user": "bold", "assistant": "cyan", "tool": "yellow"}
+
+
+def run(
+    capability: str,
+    *,
+    split: str = "validation",
+    number: int = 0,
+    band: int | None = None,
+    policy: str = "you",
+    arm: str | None = None,
+) -> int:
+    """Play one task.
+
+    Args:
+        capability: an environment's name, or `package.module:object`.
+        number: which task of the split and band, from 0.
+        band: only tasks of this difficulty.
+        policy: `you`, `expert` (skill 1) or `demonstrator` (prepare.skill).
+        arm: play with this arm's model instead.
+
+    Raises:
+        FerrataError: no such capability, split, band, task or arm.
+    """
+    console = Console(highlight=False)
+    params = load()
+    environment = get_environment(capability)
+    task = find_task(environment, split, number, band, params.seed)
+    console.print(f"{environment.name}, {task.id}, band {task.band}", style="dim")
+    if arm is not None:
+        return _watch_model(console, params, environment, task, arm)
+    if policy != "you":
+        skill = 1.0 if policy == "expert" else params.prepare.skill
+        shown = environment.demonstrate(task, skill, random.Random(f"{params.seed}/{task.id}/0"))
+        for message in shown.messages:
+            show(console, message)
+        _verdict(console, task, shown.success)
+        return 0
+    return _play(console, environment, task, params.episodes.max_turns)
+
+
+def find_task(
+    environment: Environment, split: str, number: int, band: int | None, seed: int
+) -> Task:
+    """The task of this number among those of a split (and band). Raises FerrataError."""
+    if split not in SPLITS:
+        raise FerrataError("--split", found=repr(split), expected=f"one of {', '.join(SPLITS)}")
+    many = 4 * (number + 1) if band is None else 16 * (number + 1)
+    tasks = [t for t in environment.tasks(split, many, seed) if band is None or t.band == band]  # type: ignore[arg-type]
+    if number < 0 or number >= len(tasks):
+        bands = sorted({t.band for t in environment.tasks(split, 16, seed)})  # type: ignore[arg-type]
+        raise FerrataError(
+            "--band" if band is not None else "--task",
+            found=f"{number} of band {band}" if band is not None else str(number),
+            expected=f"a task of {split}, whose bands are {', '.join(map(str, bands))}",
+        )
+    return tasks[number]
+
+
+def show(console: Console, message: Message) -> None:
+    """One message in its colour."""
+    console.print(Text(render([message]), style=COLOURS.get(message["role"], "")), soft_wrap=True)
+
+
+def _play(console: Console, environment: Environment, task: Task, max_turns: int) -> int:
+    tools = list(environment.tools(task))
+    if tools:
+        console.print("Tools, as name(value) or name(key=value):")
+        for tool in tools:
+            console.print(f"  {tool.signature()}: {tool.description}")
+    else:
+        console.print("There are no tools. You may write several lines; an empty one sends them.")
+    world: World = environment.start(task)
+    (agent, observation), *_ = world.reset().items()
+    for message in observation.messages:
+        show(console, message)
+    total = 0.0
+    for _ in range(max_turns):
+        text = _ask(console, several=not tools)
+        if not text:
+            console.print("left", style="dim")
+            return 0
+        try:
+            reply = parse(text, tools)
+        except ValueError as error:
+            console.print(f"     error  {error}", style="red")
+            continue
+        step = world.step(agent, reply)
+        for parts in step.rewards.values():
+            for name, value in parts.items():
+                console.print(f"    reward  {name} {value:+.2f}", style="magenta")
+                total += value
+        if step.done:
+            console.print(f"    return  {total:+.2f}", style="magenta")
+            _verdict(console, task, total >= 1.0)
+            return 0
+        for message in step.observations[agent].messages:
+            show(console, message)
+    console.print(f"out of turns (episodes.max_turns is {max_turns})", style="red")
+    return 0
+
+
+def parse(text: str, tools: list[Tool]) -> Reply:
+    """What a person typed as a turn: a call of one of the tools, or a message.
+
+    Raises:
+        ValueError: it begins like a call, and is none.
+    """
+    names = [tool.name for tool in tools]
+    name = text.lstrip("[").partition("(")[0].strip()
+    if name not in names or "(" not in text:
+        return Reply(text)
+    try:
+        node = ast.parse(text.strip().removeprefix("[").removesuffix("]"), mode="eval").body
+        if not isinstance(node, ast.Call):
+            raise ValueError("not a call")
+        parameters = next(tool for tool in tools if tool.name == name).schema()
+        keys = list(parameters["function"]["parameters"]["properties"])
+        arguments = {
+            key: _value(argument) for key, argument in zip(keys, node.args, strict=False)
+        } | {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text[:60]} is not a call: write {name}(key=value)") from error
+    return Reply("", (ToolCall(name, arguments),))
+
+
+def _value(node: ast.expr) -> object:
+    """A literal, or a bare word as text: a person may leave the quotes out."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def _ask(console: Console, several: bool) -> str:
+    lines: list[str] = []
+    try:
+        while True:
+            line = console.input("[bold]>[/bold] ").strip()
+            lines.append(line)
+            if not several or not line or line.lower().startswith("answer:"):
+                return "\n".join(lines).strip()
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+        return ""
+
+
+def _verdict(console: Console, task: Task, success: bool) -> None:
+    optimum = task.payload.get("optimum")
+    expected = f"the shortest plan has {optimum} steps" if optimum else f"expected {task.answer}"
+    console.print(
+        f"{'right' if success else 'wrong'} ({expected})", style="green" if success else "red"
+    )
+
+
+def _watch_model(
+    console: Console, params: Params, environment: Environment, task: Task, arm: str
+) -> int:
+    from ferrata.chat import Assembler
+    from ferrata.episodes.engine import Engine
+    from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
+    from ferrata.training.models import load_model, load_tokenizer
+
+    models = {name: a for name, a in params.arms.items() if a.policy == "model" and not a.shots}
+    if arm not in models:
+        raise FerrataError("--arm", found=repr(arm), expected=f"one of {', '.join(models)}")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    folder = params_folder() / models[arm].model
+    assembler = Assembler(load_tokenizer(folder), params.chat.system)
+    model = load_model(folder, resolve_dtype(params.evaluate.precision))
+    engine = Engine(
+        environment,
+        assembler,
+        TransformersPolicy(model, assembler.close_id, 1),
+        params.episodes,
+        observer=lambda _, message: show(console, message),
+    )
+    (played,) = engine.play([task], temperature=0.0, seed=params.seed)
+    for parts in played.rewards:
+        for name, value in parts.items():
+            console.print(f"    reward  {name} {value:+.2f}", style="magenta")
+    console.print(f"    return  {played.episode_return:+.2f} ({played.stop})", style="magenta")
+    _verdict(console, task, played.success)
+    return 0
