@@ -12,7 +12,7 @@ from ferrata.errors import run_main
 
 def main() -> None:
     root = project_root()
-    own = [name for name in load().prepare.weights if ":" in name]
+    own = [name for name in load(root).prepare.weights if ":" in name]
     changed = write_fingerprints(root, root / "code", own)
     print(f"code changed: {', '.join(changed) if changed else 'of no stage'}")
 

@@ -150,6 +150,8 @@ def test_stage_script(project: Path) -> None:
     env = os.environ | {"DVC_ROOT": str(project), "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-P", str(ROOT / "stages" / "code.py")]
     (project / "stages" / "rl.py").write_text("X = 1\n", encoding="utf-8")
+    for name in ("params.yaml", "dvc.yaml"):
+        (project / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "code changed: rl\n"
 

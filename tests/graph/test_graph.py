@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # not resolved: a venv's python is a link
 DVC = BIN / "dvc"
 ARMS = ("demonstrator", "base", "base_fewshot", "sft", "rl")
+CAPABILITIES = ("all", "tool_use", "reasoning", "planning")  # of the tiny profile
 STAGES = (
     *("base", "prepare", "sft", "rl"),
     *(f"evaluate@{arm}" for arm in ARMS),
@@ -234,15 +235,16 @@ def test_tiny_profile_measures_every_arm(first: TinyRun) -> None:
                 if not isinstance(value, str):
                     assert isinstance(value, int | float) and math.isfinite(value), f"{name}: {key}"
     summary = dict(scalars(json.loads(first.metrics["summary.json"])))
-    for split in ("test", "forms", "ood"):
+    cells = [f"{e}.{s}" for e in CAPABILITIES for s in ("test", "forms", "ood")]
+    for cell in cells:
         for arm in ARMS:
-            for group in (f"tool_use.{split}", f"tool_use.{split}.sampled"):
+            for group in (cell, f"{cell}.sampled"):
                 low, value, high = (
                     summary[f"{group}.{arm}.{end}"] for end in ("low", "success", "high")
                 )
                 assert 0 <= low <= value <= high <= 1, f"{group}.{arm}"
         for end in ("low", "diff", "high"):
-            assert -1 <= summary[f"tool_use.{split}.rl_minus_sft.{end}"] <= 1
+            assert -1 <= summary[f"{cell}.rl_minus_sft.{end}"] <= 1
 
 
 @pytest.mark.slow

@@ -399,7 +399,11 @@ def test_rl_validates_samples_and_adapts_as_told(
         return trainers[-1]
 
     def engine(*args: Any, **kwargs: Any) -> Any:
-        return SimpleNamespace(play=lambda tasks, **_: [SimpleNamespace(success=True)])
+        return SimpleNamespace(
+            play=lambda tasks, **_: [
+                SimpleNamespace(success=True, task=SimpleNamespace(environment="x"))
+            ]
+        )
 
     def load_model(folder: Path, dtype: Any, *args: Any) -> None:
         dtypes.append(str(dtype).removeprefix("torch."))
