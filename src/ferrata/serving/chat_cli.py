@@ -39,7 +39,9 @@ def run(arm: str, question: str | None, temperature: float) -> int:
             expected="an arm that needs no examples",
             hint=f"one of {', '.join(n for n, a in models.items() if not a.shots)}",
         )
-    task = read_tasks(folder / "data" / "tasks", "validation")[0]
+    tasks = read_tasks(folder / "data" / "tasks", "validation")
+    # A world that answers questions of one's own; without a shop, the first task's tools.
+    task = next((task for task in tasks if "table" in task.payload), tasks[0])
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -51,8 +53,13 @@ def run(arm: str, question: str | None, temperature: float) -> int:
     model = load_model(folder / models[arm].model, resolve_dtype(params.evaluate.precision))
     tokenizer = load_tokenizer(folder / models[arm].model)
     if question is None:
-        console.print(shop(task))
-        console.print("Ask about the shop, sums or units; an empty line ends.", style="dim")
+        if "table" in task.payload:
+            console.print(shop(task))
+            console.print("Ask about the shop, sums or units; an empty line ends.", style="dim")
+        else:
+            console.print(
+                f"For example: {task.payload['question']}\nAn empty line ends.", style="dim"
+            )
 
     def show(_: int, message: Message) -> None:
         if message["role"] in COLOURS:
