@@ -148,8 +148,9 @@ def _temperature(text: str) -> float:
 
 def _params(args: argparse.Namespace) -> int:
     from ferrata.config.loader import load
+    from ferrata.environments import get_mixture
 
-    load()
+    get_mixture(load().prepare.weights)
     print("params.yaml: OK")
     return 0
 

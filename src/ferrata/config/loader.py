@@ -320,7 +320,9 @@ def _field(model: type[Section], loc: list[str]) -> FieldInfo | None:
     field: FieldInfo | None = None
     current: type[Section] | None = model
     for part in loc:
-        field = current.model_fields.get(part) if current is not None else None
+        if current is None:
+            return field  # an entry of a mapping or a list: what its key is described as
+        field = current.model_fields.get(part)
         if field is None:
             return None
         current = _subsection(field)
