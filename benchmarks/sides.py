@@ -77,7 +77,7 @@ class WatchedWorld:
         step = self._world.step(agent, reply)
         self.served += sum(result.outcome == "ok" for result in step.results)
         if step.done:
-            self.success = step.rewards[agent].get("answer", 0.0) >= 1.0
+            self.success = step.success
         return step
 
 

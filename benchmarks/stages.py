@@ -10,7 +10,6 @@ graph costs, so every stage must have its run, and none may have begun before th
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,12 @@ def main() -> None:
 def measured(root: Path, names: list[str]) -> tuple[dict[str, dict[str, float]], float]:
     """The last finished run of each stage, and the seconds from the first start to the last end,
     the starts of the processes and DVC's own work between them included."""
+    from ferrata.tracking.store import prepare_environment, tracking_uri
+
+    prepare_environment()
     import mlflow
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-    mlflow.set_tracking_uri(uri)
+    mlflow.set_tracking_uri(tracking_uri(root))
     frame: Any = mlflow.search_runs(
         search_all_experiments=True,
         filter_string="attributes.status = 'FINISHED'",

@@ -58,6 +58,7 @@ def test_tasks_depend_on_the_seed_alone_and_survive_a_file(name: str) -> None:
         get_environment(name).tasks("train", 30, 5)
     )
     assert list(environment.tasks("train", 30, 5)) != list(environment.tasks("train", 30, 6))
+    assert list(environment.tasks("train", 30, 5))[:10] == list(environment.tasks("train", 10, 5))
     for tasks in TASKS[name].values():
         assert all(Task.from_row(task.to_row()) == task for task in tasks)
 
@@ -65,6 +66,8 @@ def test_tasks_depend_on_the_seed_alone_and_survive_a_file(name: str) -> None:
 @every
 def test_splits_share_no_problem_and_have_their_bands(name: str) -> None:
     splits = TASKS[name]
+    ids = [task.id for tasks in splits.values() for task in tasks]
+    assert len(ids) == len(set(ids))
     seen = {split: {task.signature for task in tasks} for split, tasks in splits.items()}
     for first in SPLITS:
         for second in SPLITS:
@@ -170,7 +173,7 @@ def test_an_unknown_environment_is_named() -> None:
         ("capabilities.nowhere:Thing", "module 'capabilities.nowhere'"),
         ("ferrata.environments.reasoning:Reasonin", "no 'Reasonin'"),
         ("ferrata.environments.base:Task", "cannot be made without arguments"),
-        ("ferrata.environments.base:ToolError", "an object without name, tasks"),
+        ("ferrata.environments.base:ToolError", "an object without name, agents"),
     ):
         with pytest.raises(FerrataError, match=re.escape(part)):
             get_environment(wrong)

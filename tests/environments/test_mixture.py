@@ -40,6 +40,21 @@ def test_one_capability_alone_is_what_it_was() -> None:
     assert list(mixture.tasks("test", 20, 5)) == list(own.tasks("test", 20, 5))
 
 
+def test_a_capability_without_a_task_is_refused() -> None:
+    mixture = get_mixture({"tool_use": 1.0, "reasoning": 1.0, "planning": 1.0})
+    with pytest.raises(FerrataError, match="2 tasks of a split") as caught:
+        list(mixture.tasks("ood", 2, 5))
+    assert "none of them for" in str(caught.value)
+
+
+def test_a_name_that_the_summary_needs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ferrata.environments.reasoning import Reasoning
+
+    monkeypatch.setattr(Reasoning, "name", "all")
+    with pytest.raises(FerrataError, match="an environment with the name 'all'"):
+        get_mixture({"reasoning": 1.0})
+
+
 def test_two_environments_of_one_name_are_refused() -> None:
     same = {"reasoning": 1.0, "ferrata.environments.reasoning:Reasoning": 1.0}
     with pytest.raises(FerrataError, match="a second environment with the name 'reasoning'"):

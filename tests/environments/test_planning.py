@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from ferrata.environments.base import Reply, ToolCall
-from ferrata.environments.planning import Planning, PlanningWorld, Workshop, distance, shortest
+from ferrata.environments.planning import Planning, PlanningWorld, Workshop, shortest
 from ferrata.environments.planning_fixtures import PAYLOAD
 
 TASKS = list(Planning().tasks("train", 60, 3))
@@ -64,9 +64,9 @@ def test_there_are_dead_ends_and_undo_leads_out_of_them() -> None:
         assert plan is not None
         for item in task.payload["recipes"]:
             if item not in plan and workshop.craft(item).startswith("you have"):
-                dead += distance(workshop) is None
+                dead += shortest(workshop) is None
                 workshop.undo()
-                assert distance(workshop) == len(plan)
+                assert len(shortest(workshop) or ()) == len(plan)
     assert dead > len(TASKS) / 2
 
 
@@ -106,7 +106,7 @@ def test_progress_is_paid_and_taken_back(turns: list[Reply], expected: list[floa
 def test_no_walk_earns_more_than_the_goal() -> None:
     rng = random.Random(0)
     for task in TASKS:
-        episode = PlanningWorld(task, progress=0.5)
+        episode = Planning(progress=0.5).start(task)
         total, done = 0.0, False
         for _ in range(12):
             turn = UNDO if rng.random() < 0.3 else craft(rng.choice(list(task.payload["recipes"])))

@@ -151,6 +151,26 @@ def test_a_long_common_beginning_and_scores_in_pieces_change_nothing(
             ids += [*turn.ids, *EXTENSION]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_choices_made_in_pieces_are_the_same(monkeypatch: Any, temperature: float) -> None:
+    from ferrata.episodes import policies
+
+    logits = torch.randn(37, 50, generator=torch.Generator().manual_seed(2))
+
+    def choices() -> Any:
+        random = [
+            [policies.uniforms((row, member)) for member in range(1 + row % 3)] for row in range(37)
+        ]
+        return policies.choose(logits, random, temperature)
+
+    made = choices()
+    assert [len(row) for row in made] == [1 + row % 3 for row in range(37)]
+    if temperature == 0:
+        assert [row[0][0] for row in made] == logits.argmax(-1).tolist()
+    monkeypatch.setattr(policies, "ROWS", 1000)
+    assert choices() == made
+
+
 def test_sampling_is_keyed_by_the_seed(tiny: tuple[Any, Any]) -> None:
     policy = TransformersPolicy(tiny[0], NO_CLOSE)
     ids = prompts((20,), 10)[0].ids

@@ -5,6 +5,7 @@ The slow tests clone HEAD: what is not committed is not in them.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -235,6 +236,12 @@ def test_tiny_profile_measures_every_arm(first: TinyRun) -> None:
                 if not isinstance(value, str):
                     assert isinstance(value, int | float) and math.isfinite(value), f"{name}: {key}"
     summary = dict(scalars(json.loads(first.metrics["summary.json"])))
+    (curve,) = [text for name, text in first.metrics.items() if name.endswith("rl.csv")]
+    rows = list(csv.DictReader(curve.splitlines()))
+    validated = [row for row in rows if row["validation_success"]]
+    assert validated[0]["step"] == "0" and len(validated) > 1
+    for name in CAPABILITIES[1:]:
+        assert all(row[f"validation_success_{name}"] for row in validated), name
     cells = [f"{e}.{s}" for e in CAPABILITIES for s in ("test", "forms", "ood")]
     for cell in cells:
         for arm in ARMS:

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ferrata.environments.base import Environment, Task
-from ferrata.environments.mixture import Mixture, names_of
+from ferrata.environments.base import Environment
+from ferrata.environments.mixture import Mixture
 
 BUILT_IN = {
     "tool_use": "ferrata.environments.tool_use:ToolUse",
     "reasoning": "ferrata.environments.reasoning:Reasoning",
     "planning": "ferrata.environments.planning:Planning",
 }
-NEEDED = ("name", "tasks", "demonstrate", "tools", "start", "fixtures", "reward_ranges")
+NEEDED = [name for name in vars(Environment) if not name.startswith("_")]
+RESERVED = ("all", "confidence")  # keys of metrics/summary.json that are no environments
 
 
 def get_environment(name: str) -> Environment:
@@ -65,6 +66,13 @@ def get_mixture(weights: Mapping[str, float]) -> Mixture:
     shares: dict[str, float] = {}
     for name, weight in weights.items():
         environment = get_environment(name)
+        if environment.name in RESERVED:
+            raise FerrataError(
+                f"params.yaml: prepare.mixture: {name}",
+                found=f"an environment with the name {environment.name!r}",
+                expected="a name that means nothing else in metrics/summary.json",
+                hint="change the attribute `name` of your environment",
+            )
         if environment.name in environments:
             raise FerrataError(
                 f"params.yaml: prepare.mixture: {name}",
@@ -107,6 +115,3 @@ def load_object(path: str, where: str) -> Any:
             hint="correct the name behind the colon",
         )
     return getattr(module, attribute)
-
-
-__all__ = ["Task", "get_environment", "get_mixture", "names_of"]

@@ -187,7 +187,7 @@ class Step:
     rewards: named parts per agent, given when they are earned; each within the range that
         `World.ranges` states.
     results: one per call of the turn, in order.
-    success: whether an episode that is done was solved; None: if the part `answer` is 1.
+    success: whether the episode that is done was solved.
     """
 
     observations: Mapping[str, Observation] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class Step:
     results: Sequence[ToolResult] = ()
     done: bool = False
     answer: str | None = None
-    success: bool | None = None
+    success: bool = False
 
 
 class World(Protocol):
@@ -241,6 +241,21 @@ class Fixture:
                 total += sum(step.rewards.get(agent, {}).values())
                 done = step.done
         return total
+
+
+def fixture_task(environment: str, name: str, answer: Any, payload: dict[str, Any]) -> Task:
+    """The task of a fixture: of no split's draw, and with what its grader reads."""
+    return Task(
+        id=f"fixture-{name}",
+        environment=environment,
+        split="validation",
+        band=1,
+        form="fixture",
+        seed=0,
+        signature=f"fixture-{name}",
+        payload=payload,
+        answer=answer,
+    )
 
 
 class Environment(Protocol):
@@ -290,7 +305,8 @@ class ToolWorld:
     Args:
         question: the user's message.
         tools: what may be called.
-        grade: maps the final message to (named reward parts, the answer that it read or None).
+        grade: maps the final message to (named reward parts, the answer that it read or None); the
+            episode is solved if the part `answer` is 1.
     """
 
     def __init__(
@@ -310,7 +326,8 @@ class ToolWorld:
     def step(self, agent: str, reply: Reply) -> Step:
         if not reply.calls:
             parts, answer = self._grade(reply.content)
-            return Step(rewards={agent: parts}, done=True, answer=answer)
+            success = parts.get("answer", 0.0) >= 1.0
+            return Step(rewards={agent: parts}, done=True, answer=answer, success=success)
         results = [self._run(call) for call in reply.calls]
         messages = [{"role": "tool", "name": r.name, "content": r.content} for r in results]
         return Step(observations={agent: Observation(messages)}, results=results)

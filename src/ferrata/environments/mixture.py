@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ferrata.environments.base import (
     Demonstration,
@@ -14,6 +14,7 @@ from ferrata.environments.base import (
     Tool,
     World,
 )
+from ferrata.errors import FerrataError
 
 
 class Mixture:
@@ -21,31 +22,39 @@ class Mixture:
 
     Args:
         environments: by name, as it stands in `Task.environment`.
-        weights: share of the tasks of each; any positive numbers. Equal if not given.
+        weights: share of the tasks of each; any positive numbers.
     """
 
     name = "mixture"
     agents = ("agent",)
 
     def __init__(
-        self,
-        environments: Mapping[str, Environment],
-        weights: Mapping[str, float] | None = None,
+        self, environments: Mapping[str, Environment], weights: Mapping[str, float]
     ) -> None:
         self.environments = dict(environments)
-        weights = weights or dict.fromkeys(environments, 1.0)
         self._shares = {name: weights[name] / sum(weights.values()) for name in environments}
         self.reward_ranges = {
             part: ends for e in self.environments.values() for part, ends in e.reward_ranges.items()
         }
 
     def sizes(self, n: int) -> dict[str, int]:
-        """How many of `n` tasks each capability gets: its share, the remainders to the largest."""
+        """How many of `n` tasks each capability gets: its share, the remainders to the largest.
+
+        Raises:
+            FerrataError: one would get none, and so be left out of a split unnoticed.
+        """
         exact = {name: share * n for name, share in self._shares.items()}
         sizes = {name: int(value) for name, value in exact.items()}
         by_remainder = sorted(exact, key=lambda name: sizes[name] - exact[name])
         for name in by_remainder[: n - sum(sizes.values())]:
             sizes[name] += 1
+        if empty := [name for name, size in sizes.items() if not size]:
+            raise FerrataError(
+                f"params.yaml: prepare: {n} tasks of a split",
+                found=f"none of them for {', '.join(empty)}",
+                expected="at least one for each environment of prepare.mixture",
+                hint="ask for more tasks, or raise the weight (0 leaves an environment out)",
+            )
         return sizes
 
     def tasks(self, split: Split, n: int, seed: int) -> Iterator[Task]:
@@ -68,8 +77,3 @@ class Mixture:
 
     def fixtures(self) -> list[Fixture]:
         return [fixture for e in self.environments.values() for fixture in e.fixtures()]
-
-
-def names_of(tasks: Iterable[Task]) -> list[str]:
-    """The capabilities that occur in some tasks, in order of appearance."""
-    return list(dict.fromkeys(task.environment for task in tasks))

@@ -103,8 +103,8 @@ class PlanningWorld(ToolWorld):
                 break
         parts: dict[str, float] = {}
         if self._progress:
-            left = distance(self.workshop)
-            left = self._optimum if left is None else min(left, self._optimum)
+            way = shortest(self.workshop)  # a dead end is as far as the beginning
+            left = self._optimum if way is None else min(len(way), self._optimum)
             parts["progress"] = self._progress * (self._left - left) / self._optimum
             self._left = left
         if self.workshop.done:
@@ -119,14 +119,17 @@ class PlanningWorld(ToolWorld):
 
 
 class Planning:
-    """The environment; stateless, see the module's docstring."""
+    """The environment; stateless, see the module's docstring. `progress` as for its world."""
 
     name: ClassVar[str] = "planning"
     agents: ClassVar[tuple[str, ...]] = ("agent",)
     reward_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         "goal": (0.0, 1.0),
-        "progress": (-1.0, 1.0),
+        "progress": (0.0, 1.0),
     }
+
+    def __init__(self, progress: float = 0.0) -> None:
+        self._progress = progress
 
     def tasks(self, split: Split, n: int, seed: int) -> Iterator[Task]:
         return draw_tasks(self.name, split, n, seed, partial(self._draw, seed=seed))
@@ -166,7 +169,7 @@ class Planning:
         return [Tool(workshop.craft), Tool(workshop.undo)]
 
     def start(self, task: Task) -> PlanningWorld:
-        return PlanningWorld(task)
+        return PlanningWorld(task, self._progress)
 
     def demonstrate(self, task: Task, skill: float, rng: random.Random) -> Demonstration:
         grabs, miscounts, gives_up = (rng.random() > skill for _ in range(3))
@@ -225,7 +228,7 @@ class Planning:
     def fixtures(self) -> list[Fixture]:
         from ferrata.environments.planning_fixtures import fixtures
 
-        return fixtures(self)
+        return fixtures()
 
 
 def listed(things: Mapping[str, int]) -> str:
@@ -253,12 +256,6 @@ def shortest(workshop: Workshop) -> list[str] | None:
                 seen.add(key)
                 queue.append((key, [*path, item]))
     return None
-
-
-def distance(workshop: Workshop) -> int | None:
-    """Crafts from here to the goal; None from a dead end."""
-    way = shortest(workshop)
-    return None if way is None else len(way)
 
 
 def draw_workshop(length: int, names: Sequence[str], rng: random.Random) -> dict[str, Any]:
@@ -295,7 +292,7 @@ def draw_workshop(length: int, names: Sequence[str], rng: random.Random) -> dict
             "recipes": {item: recipes[item] for item in order},
             "goal": goal,
         }
-        if distance(Workshop(payload)) == length:
+        if len(shortest(Workshop(payload)) or ()) == length:
             return {**payload, "optimum": length}
 
 

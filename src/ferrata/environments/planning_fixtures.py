@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ferrata.environments.base import Fixture, Task, ToolCall
+from ferrata.environments.base import Fixture, ToolCall, fixture_task
 
-if TYPE_CHECKING:
-    from ferrata.environments.planning import Planning
-
-PAYLOAD = {
+PAYLOAD: dict[str, Any] = {
     "question": "You have 2 log, 1 nail.\nplank: log\nbox: plank + plank + nail\nMake one box.",
     "kind": "3 steps",
     "have": {"log": 2, "nail": 1},
@@ -23,19 +20,9 @@ def _craft(*items: str) -> tuple[ToolCall, ...]:
     return tuple(ToolCall("craft", {"item": item}) for item in items)
 
 
-def fixtures(environment: Planning) -> list[Fixture]:
+def fixtures() -> list[Fixture]:
     """Right and wrong plans, and messages that claim what was not done."""
-    task = Task(
-        id="fixture-box",
-        environment="planning",
-        split="validation",
-        band=2,
-        form="fixture",
-        seed=0,
-        signature="fixture-box",
-        payload=PAYLOAD,
-        answer=3,
-    )
+    task = fixture_task("planning", "box", PAYLOAD["optimum"], PAYLOAD)
     undo = ToolCall("undo", {})
     plan = _craft("plank", "plank", "box")
     rows: list[tuple[str, tuple[ToolCall, ...], str, float]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrata.environments.base import Fixture, Task
+from ferrata.environments.base import Fixture, Task, fixture_task
 
 QUESTION = (
     "Ann has 12 shells. Ben has 5 more than Ann. Carl has 2 times as many as Ben. "
@@ -11,17 +11,8 @@ QUESTION = (
 
 
 def _task(name: str, answer: str) -> Task:
-    return Task(
-        id=f"fixture-{name}",
-        environment="reasoning",
-        split="validation",
-        band=1,
-        form="fixture",
-        seed=0,
-        signature=f"fixture-{name}",
-        payload={"question": QUESTION, "kind": "2 steps", "steps": []},
-        answer=answer,
-    )
+    payload = {"question": QUESTION, "kind": "2 steps", "steps": []}
+    return fixture_task("reasoning", name, answer, payload)
 
 
 def fixtures() -> list[Fixture]:

@@ -13,16 +13,17 @@ They are systematic: to imitate the majority of such demonstrations greedily is 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any, ClassVar
 
 from ferrata.environments import toolbox
 from ferrata.environments.base import Demonstration, Fixture, Message, Split, Task, Tool, ToolWorld
 from ferrata.environments.numbers import claimed_number
+from ferrata.environments.splits import HELD_OUT, draw_tasks
 from ferrata.environments.tool_use_forms import CITIES, FORMS, ITEMS, ITEMS_HELD_OUT, SKIES
 
 Params = dict[str, Any]
@@ -34,17 +35,6 @@ Call = tuple[
 HEAD_SUM = 100  # a result above this the demonstrator's habit computes in its head, wrongly
 HEAD_VALUE = 10  # a value from this on its habit converts in its head, one place short
 SLIP = 0.1  # chance of a slip of the pen in a call, at skill 0
-BUCKETS: Mapping[
-    str, range
-] = {  # share (%) of all problems of a split: no problem is in two of them
-    "sft": range(30),
-    "train": range(30, 65),
-    "validation": range(65, 75),
-    "test": range(75, 90),
-    "forms": range(90, 100),
-    "ood": range(100),  # band 4 has no problem in common with the others
-}
-HELD_OUT = ("test", "forms", "ood")  # splits whose item names are never trained on
 CONVERSIONS = ("km m", "m cm", "cm mm", "kg g", "l ml", "h min", "min s", "day h")
 
 
@@ -137,10 +127,6 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def _bucket(signature: str) -> int:
-    return int.from_bytes(hashlib.sha256(signature.encode()).digest()[:4], "big") % 100
-
-
 class ToolUse:
     """The environment; stateless, see the module's docstring."""
 
@@ -149,15 +135,9 @@ class ToolUse:
     reward_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"answer": (0.0, 1.0)}
 
     def tasks(self, split: Split, n: int, seed: int) -> Iterator[Task]:
-        for index in range(n):
-            rng = random.Random(f"{self.name}/{split}/{seed}/{index}")
-            band = 4 if split == "ood" else 1 + index % 3
-            task = self._draw(split, band, index, seed, rng)
-            while _bucket(task.signature) not in BUCKETS[split]:
-                task = self._draw(split, band, index, seed, rng)
-            yield task
+        return draw_tasks(self.name, split, n, seed, partial(self._draw, seed=seed))
 
-    def _draw(self, split: Split, band: int, index: int, seed: int, rng: random.Random) -> Task:
+    def _draw(self, split: Split, band: int, index: int, rng: random.Random, seed: int) -> Task:
         kind = rng.choice([name for name, k in KINDS.items() if k.band == band])
         pool = ITEMS_HELD_OUT if split in HELD_OUT else ITEMS
         names = rng.sample(pool, 5)

@@ -5,24 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ferrata.environments.base import Fixture, Task
+from ferrata.environments.base import Fixture, Task, fixture_task
 
 if TYPE_CHECKING:
     from ferrata.environments.tool_use import ToolUse
 
 
 def _task(name: str, kind: str, answer: str, **values: object) -> Task:
-    return Task(
-        id=f"fixture-{name}",
-        environment="tool_use",
-        split="validation",
-        band=1,
-        form="fixture",
-        seed=0,
-        signature=f"fixture-{name}",
-        payload={"question": "?", "kind": kind, "values": values, "table": {}, "weather": {}},
-        answer=answer,
-    )
+    payload = {"question": "?", "kind": kind, "values": values, "table": {}, "weather": {}}
+    return fixture_task("tool_use", name, answer, payload)
 
 
 def fixtures(environment: ToolUse) -> list[Fixture]:

@@ -135,13 +135,11 @@ class Engine:
         message = _message(reply)
         record.messages.append(message)
         self._observe(index, message)
+        self._charge(record, self._budgets.token_cost * len(turn.ids))
         if not turn.closed:
             return self._stop(record, StopReason.OUT_OF_TOKENS)
         step = self._step(episode, reply)
-        budgets = self._budgets
-        cost = budgets.call_cost * len(step.results) + budgets.token_cost * len(turn.ids)
-        if cost:
-            record.rewards.append({COST: -cost})
+        self._charge(record, self._budgets.call_cost * len(step.results))
         if step.rewards:
             record.rewards.append(dict(step.rewards[episode.agent]))
         record.calls += len(step.results)
@@ -151,7 +149,7 @@ class Engine:
             record.rewards.append({INVALID: -self._budgets.invalid_call_cost * invalid})
         record.failed_calls += sum(r.outcome == "failed" for r in step.results)
         if step.done:
-            record.answer, record.solved = step.answer, step.success
+            record.answer, record.success = step.answer, step.success
             return self._stop(record, StopReason.ENDED if reply.calls else StopReason.ANSWERED)
         answers = [self._cut(m) for m in step.observations[episode.agent].messages]
         record.messages += answers
@@ -192,6 +190,11 @@ class Engine:
         if len(text) <= self._budgets.max_result_chars:
             return message
         return {**message, "content": text[: self._budgets.max_result_chars] + CUT}
+
+    @staticmethod
+    def _charge(record: Trajectory, cost: float) -> None:
+        if cost:
+            record.rewards.append({COST: -cost})
 
     @staticmethod
     def _stop(record: Trajectory, reason: StopReason) -> None:

@@ -280,9 +280,11 @@ def choose(
         Per row and member (token, log-probability).
     """
     picks: list[list[tuple[int, float]]] = []
-    # A few rows at a time: all of them in float32 would be fresh memory in every pass.
-    for first in range(0, len(random), ROWS):
-        rows = slice(first, first + ROWS)
+    # On a processor a few rows at a time: all of them in float32 would be fresh memory in every
+    # pass. A GPU would wait for each piece.
+    step = ROWS if logits_BV.device.type == "cpu" else len(random)
+    for first in range(0, len(random), step):
+        rows = slice(first, first + step)
         picks += _choose(logits_BV[rows].float(), random[rows], temperature)
     return picks
 

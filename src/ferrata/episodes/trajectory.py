@@ -48,7 +48,7 @@ class Trajectory:
         calls, invalid_calls, failed_calls: tool calls made; could not be run (the model's fault);
             broke (the tool's).
         answer: what the grader read as the claimed answer, or None.
-        solved: whether the environment called the episode solved; None: it did not say.
+        success: whether the environment called the episode solved.
     """
 
     task: Task
@@ -62,20 +62,12 @@ class Trajectory:
     invalid_calls: int = 0
     failed_calls: int = 0
     answer: str | None = None
-    solved: bool | None = None
+    success: bool = False
 
     @property
     def episode_return(self) -> float:
         """Undiscounted sum of all reward parts."""
         return float(sum(sum(parts.values()) for parts in self.rewards))
-
-    @property
-    def success(self) -> bool:
-        """What the environment said, or else whether the reward part `answer` was earned in
-        full."""
-        if self.solved is not None:
-            return self.solved
-        return sum(parts.get("answer", 0.0) for parts in self.rewards) >= 1.0
 
     @property
     def tokens(self) -> int:

@@ -103,6 +103,7 @@ def _as_trajectory(shown: Demonstration, sample: int) -> Trajectory:
         sample,
         messages=shown.messages,
         rewards=[{"answer": float(shown.success)}],
+        success=shown.success,
         stop=StopReason.ANSWERED,
         turns=len(turns),
         calls=sum(len(m.get("tool_calls", ())) for m in turns),

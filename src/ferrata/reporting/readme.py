@@ -155,13 +155,13 @@ def benchmarks(
     head = ["SFT step", "tokens/s", "of the peak of matrix products", "of it executed"]
     parts.append(_table(head, rows))
     trials = kill["trials"]
-    same = sum(not trial["differing"] for trial in trials)
-    resumed = sum(trial["resumed"] > 0 for trial in trials)
+    same = [trial for trial in trials if not trial["differing"]]
+    resumed = sum(trial["resumed"] > 0 for trial in same)
     parts.append(
         f"Resident memory over {memory['steps']} RL steps of the tiny profile, median of each "
         f"fifth: {', '.join(f'{value:.0f}' for value in memory['median_mb'])} MB. "
-        f"SIGKILL at random moments of `sft` and `rl`: {same} of {len(trials)} runs ended with the "
-        f"bytes of the undisturbed run, {resumed} of them from a checkpoint."
+        f"SIGKILL at random moments of `sft` and `rl`: {len(same)} of {len(trials)} runs ended "
+        f"with the bytes of the undisturbed run, {resumed} of them from a checkpoint."
     )
     return "\n\n".join(parts)
 

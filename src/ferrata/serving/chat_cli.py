@@ -13,7 +13,6 @@ from ferrata.config.paths import params_folder
 from ferrata.data.store import read_tasks
 from ferrata.environments.base import Message, Task
 from ferrata.episodes.trajectory import render
-from ferrata.errors import FerrataError
 
 COLOURS = {"assistant": "cyan", "tool": "yellow"}
 
@@ -29,29 +28,14 @@ def run(arm: str, question: str | None, temperature: float) -> int:
         FerrataError: there is no such arm, or its model has not been made yet.
     """
     params, folder = load(), params_folder()
-    models = {name: a for name, a in params.arms.items() if a.policy == "model"}
-    if arm not in models:
-        raise FerrataError("--arm", found=repr(arm), expected=f"one of {', '.join(models)}")
-    if models[arm].shots:
-        raise FerrataError(
-            "--arm",
-            found=f"{arm}: {models[arm].model} behind {models[arm].shots} examples",
-            expected="an arm that needs no examples",
-            hint=f"one of {', '.join(n for n, a in models.items() if not a.shots)}",
-        )
+    from ferrata.serving.ask import check_arm, load_arm, own_question, play_one
+
+    model_folder = folder / check_arm(arm, params)
     tasks = read_tasks(folder / "data" / "tasks", "validation")
     # A world that answers questions of one's own; without a shop, the first task's tools.
     task = next((task for task in tasks if "table" in task.payload), tasks[0])
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    from ferrata.episodes.policies import resolve_dtype
-    from ferrata.serving.ask import own_question, play_one
-    from ferrata.training.models import load_model, load_tokenizer
-
     console = Console()
-    model = load_model(folder / models[arm].model, resolve_dtype(params.evaluate.precision))
-    tokenizer = load_tokenizer(folder / models[arm].model)
+    model, tokenizer = load_arm(model_folder, params)
     if question is None:
         if "table" in task.payload:
             console.print(shop(task))

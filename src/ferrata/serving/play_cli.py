@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.text import Text
@@ -115,12 +116,10 @@ def _play(console: Console, environment: Environment, task: Task, max_turns: int
             continue
         step = world.step(agent, reply)
         for parts in step.rewards.values():
-            for name, value in parts.items():
-                console.print(f"    reward  {name} {value:+.2f}", style="magenta")
-                total += value
+            total += _reward(console, parts)
         if step.done:
             console.print(f"    return  {total:+.2f}", style="magenta")
-            _verdict(console, task, total >= 1.0)
+            _verdict(console, task, step.success)
             return 0
         for message in step.observations[agent].messages:
             show(console, message)
@@ -170,6 +169,13 @@ def _ask(console: Console, several: bool) -> str:
         return ""
 
 
+def _reward(console: Console, parts: Mapping[str, float]) -> float:
+    """Show reward parts; their sum."""
+    for name, value in parts.items():
+        console.print(f"    reward  {name} {value:+.2f}", style="magenta")
+    return sum(parts.values())
+
+
 def _verdict(console: Console, task: Task, success: bool) -> None:
     optimum = task.payload.get("optimum")
     expected = f"the shortest plan has {optimum} steps" if optimum else f"expected {task.answer}"
@@ -181,31 +187,19 @@ def _verdict(console: Console, task: Task, success: bool) -> None:
 def _watch_model(
     console: Console, params: Params, environment: Environment, task: Task, arm: str
 ) -> int:
-    from ferrata.chat import Assembler
-    from ferrata.episodes.engine import Engine
-    from ferrata.episodes.policies import TransformersPolicy, resolve_dtype
-    from ferrata.training.models import load_model, load_tokenizer
+    from ferrata.serving.ask import check_arm, load_arm, play_one
 
-    models = {name: a for name, a in params.arms.items() if a.policy == "model" and not a.shots}
-    if arm not in models:
-        raise FerrataError("--arm", found=repr(arm), expected=f"one of {', '.join(models)}")
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    folder = params_folder() / models[arm].model
-    assembler = Assembler(load_tokenizer(folder), params.chat.system)
-    model = load_model(folder, resolve_dtype(params.evaluate.precision))
-    engine = Engine(
-        environment,
-        assembler,
-        TransformersPolicy(model, assembler.close_id, 1),
-        params.episodes,
+    model, tokenizer = load_arm(params_folder() / check_arm(arm, params), params)
+    played = play_one(
+        model,
+        tokenizer,
+        params,
+        task,
+        environment=environment,
         observer=lambda _, message: show(console, message),
     )
-    (played,) = engine.play([task], temperature=0.0, seed=params.seed)
     for parts in played.rewards:
-        for name, value in parts.items():
-            console.print(f"    reward  {name} {value:+.2f}", style="magenta")
+        _reward(console, parts)
     console.print(f"    return  {played.episode_return:+.2f} ({played.stop})", style="magenta")
     _verdict(console, task, played.success)
     return 0

@@ -308,17 +308,16 @@ def train_rl(
     trainer.add_callback(Validate())
     checkpoint = from_main(folder.latest)
     if checkpoint is None:
-        values = validate(0)
-        first = values["validation_success"]
-        trainer.log(values)
+        first = validate(0)
+        trainer.log(first)
     else:
-        first = checkpoint.notes["validation_success_start"]
+        first = checkpoint.notes["validation_start"]
         best.restore(checkpoint.notes)
         print(f"rl: going on from step {checkpoint.step} of {params.steps}", flush=True)
     trainer.checkpoint_folder = folder
-    trainer.checkpoint_notes = lambda: {**best.notes(), "validation_success_start": first}
+    trainer.checkpoint_notes = lambda: {**best.notes(), "validation_start": first}
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint.folder))
-    history = [{"step": 0, "validation_success": first}, *trainer.state.log_history]
+    history = [{"step": 0, **first}, *trainer.state.log_history]
     if rank() == 0:
         best.publish(target)
     assert best.score is not None
@@ -327,7 +326,7 @@ def train_rl(
         "steps": steps,
         "best_step": best.step,
         "validation_success": best.score,
-        "validation_success_start": first,
+        "validation_success_start": first["validation_success"],
         "episodes": steps * params.tasks_per_step * params.group_size // params.updates_per_batch,
         "trained_parameters": trained_parameters(trainer.model),
     }
