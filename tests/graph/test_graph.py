@@ -237,7 +237,7 @@ def test_tiny_profile_measures_every_arm(first: TinyRun) -> None:
                     assert isinstance(value, int | float) and math.isfinite(value), f"{name}: {key}"
     summary = dict(scalars(json.loads(first.metrics["summary.json"])))
     (curve,) = [text for name, text in first.metrics.items() if name.endswith("rl.csv")]
-    rows = list(csv.DictReader(curve.splitlines()))
+    rows = list(csv.DictReader(curve.decode().splitlines()))
     validated = [row for row in rows if row["validation_success"]]
     assert validated[0]["step"] == "0" and len(validated) > 1
     for name in CAPABILITIES[1:]:
