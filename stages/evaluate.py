@@ -33,8 +33,8 @@ def main() -> None:
         if arm.policy == "demonstrator":
             rows = demonstrator_rows(folder / arm.model, splits, params)
         else:
-            shots = read_tasks(folder / "data" / "tasks", "sft")[: arm.shots]
-            rows = model_rows(folder / arm.model, splits, shots, params, name)
+            examples = read_tasks(folder / "data" / "tasks", "sft")
+            rows = model_rows(folder / arm.model, splits, examples, params, name)
         frame = to_frame(rows, name, splits)
         target = folder / "evaluations" / name
         target.mkdir(parents=True, exist_ok=True)

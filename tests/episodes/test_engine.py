@@ -337,7 +337,7 @@ def test_shots_and_the_observer(assembler: Assembler, tasks: list[Task], limits:
         assembler,
         policy,
         limits(),
-        shots=shots,
+        shots={ENVIRONMENT.name: shots, "another": shots[:1]},
         observer=lambda index, message: heard.append((index, message)),
     )
     records = engine.play(tasks[:2], temperature=0, seed=1)

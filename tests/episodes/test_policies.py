@@ -151,6 +151,46 @@ def test_a_long_common_beginning_and_scores_in_pieces_change_nothing(
             ids += [*turn.ids, *EXTENSION]
 
 
+def two_kinds() -> list[Prompt]:
+    """Contexts of two capabilities with beginnings of their own, and one that begins like none."""
+
+    def draw(n: int, seed: int) -> list[int]:
+        return torch.randint(10, 300, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+    first, second = draw(20, 1) + draw(70, 2), draw(20, 1) + draw(110, 3)
+    ids = [first + draw(5, 4), second + draw(9, 5), draw(40, 6), first + draw(12, 7)]
+    ids += [second + draw(4, 8), first + draw(30, 9), second + draw(6, 10)]
+    return [Prompt(context, 9, (5, index)) for index, context in enumerate(ids)]
+
+
+@pytest.mark.parametrize("scores", [1, 1 << 22])
+@pytest.mark.parametrize("batch_size", [3, 64])
+def test_each_capability_has_a_beginning_of_its_own(
+    tiny: tuple[Any, Any], monkeypatch: Any, scores: int, batch_size: int
+) -> None:
+    from ferrata.episodes import slots
+
+    monkeypatch.setattr(slots, "SCORES", scores)
+    contexts = two_kinds()
+    fed: list[int] = []
+    hook = tiny[0].register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        policy = TransformersPolicy(tiny[0], NO_CLOSE, batch_size=batch_size)
+        turns = play(policy, contexts, 0.0, EXTENSION, 5)
+    finally:
+        hook.remove()
+    assert sorted(fed[:2]) == [90, 130]  # each beginning once
+    if batch_size == 64:
+        assert fed[2] == 5 + 9 + 40 + 12 + 4 + 30 + 6
+    for index, context in enumerate(contexts):
+        ids = list(context.ids)
+        for turn, limit in zip(turns[index], (9, 5), strict=True):
+            assert turn.ids == generate(tiny[0], ids, limit, None)
+            ids += [*turn.ids, *EXTENSION]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_choices_made_in_pieces_are_the_same(monkeypatch: Any, temperature: float) -> None:
     from ferrata.episodes import policies
@@ -232,7 +272,7 @@ def test_equal_prompts_are_computed_once(tiny: tuple[Any, Any]) -> None:
         turns = play(TransformersPolicy(tiny[0], NO_CLOSE), group, 1.0)
     finally:
         hook.remove()
-    assert seen[:2] == [29, 1] and seen[2:] == [6] * 5
+    assert seen == [30] + [6] * 5
     assert len({tuple(turn[0].ids) for turn in turns.values()}) > 1
 
 

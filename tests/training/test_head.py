@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ferrata.training.head import score_labels_only
-from ferrata.training.tree import make_tree
+from ferrata.training.tree import Forest, make_forest
 
 
 def run(
@@ -95,7 +95,7 @@ def forked() -> tuple[torch.Tensor, torch.Tensor]:
     def draw(n: int) -> list[int]:
         return torch.randint(10, 300, (n,), generator=generator).tolist()
 
-    system, questions = draw(7), [draw(9), draw(12)]
+    system, questions = draw(18), [draw(17), draw(20)]
     turns = [draw(5), draw(6)]
     first = system + questions[0]
     second = system + questions[1]
@@ -109,7 +109,7 @@ def forked() -> tuple[torch.Tensor, torch.Tensor]:
         first + draw(6),
     ]
     rows.append(list(rows[0]))
-    ids = torch.zeros(len(rows), 38, dtype=torch.long)
+    ids = torch.zeros(len(rows), 60, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for index, row in enumerate(rows):
         ids[index, index : index + len(row)] = torch.tensor(row)
@@ -117,33 +117,68 @@ def forked() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
+def two_kinds() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of two capabilities, each with a tool list of its own, behind one system message; and
+    one row that begins like no other."""
+    generator = torch.Generator().manual_seed(6)
+
+    def draw(n: int) -> list[int]:
+        return torch.randint(10, 300, (n,), generator=generator).tolist()
+
+    system = draw(10)
+    first, second = system + draw(40), system + draw(60)
+    rows = [first + draw(8), second + draw(5), draw(30), first + draw(12), second + draw(9)]
+    rows += [first + draw(3), second + draw(7)]
+    ids = torch.zeros(len(rows), 90, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    return ids, (ids > 0).long()
+
+
 def test_rows_share_what_they_have_in_common_beyond_the_trunk() -> None:
     ids, mask = forked()
-    tree = make_tree(ids, mask)
+    forest = make_forest(ids, mask)
     rows = [tuple(row[kept].tolist()) for row, kept in zip(ids, mask.bool(), strict=True)]
-    beginnings = {row[: end + 1] for row in rows for end in range(len(row))}
-    assert len(tree.ids_N) == len(beginnings) < mask.sum() / 2
-    assert len(tree.grid_CS) == 2
-    for row, (own, kept) in enumerate(zip(rows, mask.bool(), strict=True)):
-        places = tree.place_BT[row][kept]
-        assert tree.ids_N[places].tolist() == list(own)
-        assert tree.positions_N[places].tolist() == list(range(len(own)))
+    alike = {row[: end + 1] for row in rows for end in range(len(row))}
+    assert len(forest.ids_N) == len(alike) < mask.sum() / 2
+    (tree,) = forest.trees
+    assert (tree.prefix, len(tree.grid_CS)) == (18, 2)
+    check_places(forest, ids, mask)
+
+
+def test_each_capability_has_a_trunk_of_its_own() -> None:
+    ids, mask = two_kinds()
+    forest = make_forest(ids, mask)
+    assert sorted(tree.prefix for tree in forest.trees) == [0, 50, 70]
+    assert len(forest.ids_N) == 30 + (50 + 8 + 12 + 3) + (70 + 5 + 9 + 7)
+    assert sum(tree.size for tree in forest.trees) == len(forest.ids_N)
+    check_places(forest, ids, mask)
+
+
+def check_places(forest: Forest, ids: torch.Tensor, mask: torch.Tensor) -> None:
+    """The packed row, read at a row's places, is that row."""
+    for row, kept in enumerate(mask.bool()):
+        places = forest.place_BT[row][kept]
+        assert forest.ids_N[places].tolist() == ids[row][kept].tolist()
+        assert forest.positions_N[places].tolist() == list(range(len(places)))
 
 
 def batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask of rows with a common beginning, padded in one of the ways that trainers pad."""
     if name == "forked":
         return forked()
+    if name == "two kinds":
+        return two_kinds()
     generator = torch.Generator().manual_seed(8)
     shared, lengths, left = {
-        "left and right": (9, (20, 12, 15, 10), (3, 1, 4, 0)),
-        "right": (9, (20, 12, 15, 10), (0, 0, 0, 0)),
+        "left and right": (40, (51, 43, 46, 41), (3, 1, 4, 0)),
+        "right": (40, (51, 43, 46, 41), (0, 0, 0, 0)),
         "one row": (0, (14,), (2,)),
-        "equal rows": (12, (12, 12, 12), (0, 1, 2)),
-        "one row is the beginning of all": (10, (10, 18, 11), (0, 0, 0)),
+        "equal rows": (20, (20, 20, 20), (0, 1, 2)),
+        "one row is the beginning of all": (45, (45, 53, 46), (0, 0, 0)),
         "nothing shared": (0, (7, 13), (1, 0)),
     }[name]
-    ids = torch.zeros(len(lengths), 26, dtype=torch.long)
+    ids = torch.zeros(len(lengths), 56, dtype=torch.long)
     mask = torch.zeros_like(ids)
     beginning = torch.randint(10, 300, (shared,), generator=generator)
     for row, (length, pad) in enumerate(zip(lengths, left, strict=True)):
@@ -161,6 +196,7 @@ BATCHES = (
     "one row is the beginning of all",
     "nothing shared",
     "forked",
+    "two kinds",
 )
 
 
@@ -192,7 +228,7 @@ def test_a_tree_has_the_values_and_gradients_of_the_padded_batch(
     for value in ("loss", "log_probs", "entropy"):
         torch.testing.assert_close(getattr(got, value), getattr(expected, value), rtol=0, atol=1e-5)
     assert_same_gradients(our_gradients, their_gradients)
-    assert seen == [make_tree(ids, mask).ids_N.numel()]
+    assert seen == [make_forest(ids, mask).ids_N.numel()]
     assert seen[0] < mask.sum() or name in ("one row", "nothing shared")
 
 
@@ -200,4 +236,4 @@ def test_a_mask_with_a_hole_is_refused() -> None:
     ids = torch.arange(8).view(2, 4)
     for mask in ([[1, 0, 1, 1], [1, 1, 1, 1]], [[0, 0, 0, 0], [1, 1, 1, 1]]):
         with pytest.raises(ValueError, match="attention mask"):
-            make_tree(ids, torch.tensor(mask))
+            make_forest(ids, torch.tensor(mask))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrata.chat import Assembler
@@ -38,8 +38,8 @@ class Engine:
     """Plays tasks of an environment with a policy, within the budgets of `episodes` in params.yaml.
 
     Args:
-        shots: messages put before every question, for a model that has not been trained on the
-            format.
+        shots: per environment, messages put before each of its questions, for a model that has not
+            been trained on the format.
         observer: called with (position of the task, message) for every new message, as it happens.
     """
 
@@ -50,14 +50,14 @@ class Engine:
         policy: Policy,
         budgets: EpisodesParams,
         *,
-        shots: Sequence[Message] = (),
+        shots: Mapping[str, Sequence[Message]] | None = None,
         observer: Callable[[int, Message], None] | None = None,
     ) -> None:
         self._environment = environment
         self._assembler = assembler
         self._policy = policy
         self._budgets = budgets
-        self._shots = list(shots)
+        self._shots = shots or {}
         self._observer = observer
 
     def play(
@@ -88,7 +88,8 @@ class Engine:
             world = self._environment.start(task)
             ((agent, observation),) = world.reset().items()
             trajectory = Trajectory(task, sample, messages=list(observation.messages))
-            ids = self._assembler.prompt([*self._shots, *observation.messages], observation.tools)
+            shots = self._shots.get(task.environment, ())
+            ids = self._assembler.prompt([*shots, *observation.messages], observation.tools)
             limit = self._limit(len(ids))
             if limit < 1:
                 raise FerrataError(

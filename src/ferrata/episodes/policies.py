@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ferrata.episodes.beginnings import beginnings
 from ferrata.episodes.packed import pack
 from ferrata.episodes.slots import Piece, SlotCache, forward, use_slots
 
@@ -111,13 +112,15 @@ class _Member:
 @dataclass
 class _Row:
     """Contexts that have been alike so far: one slot, one pass for all of them. `pending` is what
-    the next pass appends, from `position` on; ids and logprobs are of the turn in play."""
+    the next pass appends, from `position` on; ids and logprobs are of the turn in play; `beginning`
+    is which of the cache's."""
 
     members: list[_Member]
     slot: int
     position: int
     pending: list[int]
     limit: int
+    beginning: int | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -128,7 +131,7 @@ class TransformersPolicy:
     Every pass appends to each live context what it has waiting (the token just sampled, a tool
     result behind it, a whole new prompt) and samples its next token, so no context ever waits for
     another. Keys and values live as long as the context; a finished context's slot goes to the
-    next prompt, and slots that nobody needs are dropped. The prompts' common beginning is computed
+    next prompt, and slots that nobody needs are dropped. What many prompts begin with is computed
     once. Equal prompts that start together (a group) are one row, which is computed once and forks
     where their samples, or the answers to these, differ.
 
@@ -168,10 +171,7 @@ class TransformersPolicy:
         waiting = deque(enumerate(prompts))
         admitted = {tuple(prompt.ids) for prompt in prompts[: self._batch_size]}
         cache = SlotCache(len(admitted))
-        prefix = shared_prefix([prompt.ids for prompt in prompts])
-        if prefix:
-            forward(self.model, [Piece(0, 0, prefix)], cache)
-            cache.share(len(prefix))
+        begun = self._begin([prompt.ids for prompt in prompts], cache)
         rows: list[_Row] = []
         while waiting or rows:
             room = self._batch_size - sum(len(row.members) for row in rows)
@@ -181,8 +181,10 @@ class TransformersPolicy:
                 member = _Member(index, uniforms(prompt.seed) if temperature > 0 else None)
                 key = (prompt.limit, *prompt.ids)
                 if key not in fresh:
-                    rest = list(prompt.ids[len(prefix) :])
-                    fresh[key] = _Row([], -1, len(prefix), rest, prompt.limit)
+                    which = begun.get(index)
+                    done = cache.length(which)
+                    rest = list(prompt.ids[done:])
+                    fresh[key] = _Row([], -1, done, rest, prompt.limit, which)
                 fresh[key].members.append(member)
             for row, slot in zip(fresh.values(), _free(cache, rows, len(fresh)), strict=True):
                 row.slot = slot
@@ -192,6 +194,16 @@ class TransformersPolicy:
                 cache.keep([row.slot for row in rows])
                 for slot, row in enumerate(rows):
                     row.slot = slot
+
+    def _begin(self, contexts: Sequence[Sequence[int]], cache: SlotCache) -> dict[int, int]:
+        """Compute what many contexts begin with; returns which beginning each has, where it has
+        one."""
+        begun: dict[int, int] = {}
+        for length, group in beginnings(contexts):
+            if length:
+                forward(self.model, [Piece(0, 0, contexts[group[0]][:length])], cache)
+                begun |= dict.fromkeys(group, cache.share(length))
+        return begun
 
     def _pass(
         self,
@@ -203,9 +215,8 @@ class TransformersPolicy:
         """Append what is pending, sample the next token of every context; returns the rows that go
         on."""
         rows.sort(key=lambda row: row.slot)
-        logits_BV = forward(
-            self.model, [Piece(row.slot, row.position, row.pending) for row in rows], cache
-        )
+        pieces = [Piece(row.slot, row.position, row.pending, row.beginning) for row in rows]
+        logits_BV = forward(self.model, pieces, cache)
         chosen = choose(logits_BV, [[m.random for m in row.members] for row in rows], temperature)
         going_on: list[_Row] = []
         forks: list[tuple[int, _Row]] = []  # slot that a new row continues
@@ -241,7 +252,9 @@ class TransformersPolicy:
             key = (limit, *pending)
             if key not in alike:
                 slot = -1 if alike else row.slot
-                alike[key] = _Row([], slot, row.position, pending, limit, ids, logprobs)
+                alike[key] = _Row(
+                    [], slot, row.position, pending, limit, row.beginning, ids, logprobs
+                )
             alike[key].members.append(member)
         return list(alike.values())
 
@@ -254,14 +267,6 @@ def _free(cache: SlotCache, rows: Sequence[_Row], n: int) -> list[int]:
     if short > 0:
         cache.grow(max(short, cache.slots // 4))
     return [slot for slot in range(cache.slots) if slot not in used][:n]
-
-
-def shared_prefix(contexts: Sequence[Sequence[int]]) -> list[int]:
-    """What all contexts begin with; at least one token of each is left over."""
-    low, high = min(contexts, key=list), max(contexts, key=list)  # what these share, all share
-    most = min(len(ids) for ids in contexts) - 1
-    shared = next((i for i in range(most) if low[i] != high[i]), most)
-    return list(low[:shared])
 
 
 def choose(

@@ -2,13 +2,14 @@
 
 The tokens of all contexts (one sampled token here, a whole tool result there, a new prompt
 somewhere else) go through the model as one row of N tokens; only attention knows which context a
-token belongs to. What all contexts begin with (system message, tool list, examples) is kept once,
-and all tokens of a pass look at it in one product; behind it each context owns a slot of the
-key-value cache. Built on transformers' public `Cache.update` and `AttentionInterface`; tests
-compare with plain forward passes and `generate`.
+token belongs to. What many contexts begin with (system message, a capability's tool list and
+examples) is kept once, and all that begin so look at it in one product; behind it each context owns
+a slot of the key-value cache. Built on transformers' public `Cache.update` and
+`AttentionInterface`; tests compare with plain forward passes and `generate`.
 
-Sizes in names: N tokens of a pass, R slots, S columns, H query heads, K key-value heads, G = H / K,
-P positions of the common beginning, L positions of a slot behind it, D head size.
+Sizes in names: N tokens of a pass, R slots, S columns, M queries of a slot and key-value head, H
+query heads, K key-value heads, G = H / K, P positions of a beginning, L positions of a slot behind
+it, D head size.
 """
 
 from __future__ import annotations
@@ -30,28 +31,35 @@ UNSUPPORTED = ("softcap", "s_aux", "sliding_window")  # of an attention layer; N
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that a pass appends to one context: `start` is the position of the first."""
+    """Tokens that a pass appends to one context.
+
+    start: position of the first, counted from the beginning of the context.
+    beginning: which of the cache's beginnings the context has; None: it stands wholly in its slot.
+    """
 
     slot: int
     start: int
     ids: Sequence[int]
+    beginning: int | None = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens whose attention is computed together, laid out as a grid (rows, S).
+    """Tokens whose attention is computed together, laid out as a grid (R, S).
 
-    slots_R: the cache's rows they read; None is all slots in order, without a copy.
+    slots: the cache's rows that they read; a slice is read without a copy.
     grid_RS: position among the N tokens; unused cells repeat token 0.
     tokens_N, cells_N: where each token of the part stands among the N, and in the flattened grid.
     hidden_RSL: what a cell must not look at in its slot.
+    beginnings: (which of the cache's beginnings, rows of the grid that have it).
     """
 
-    slots_R: Tensor | None
+    slots: slice | Tensor
     grid_RS: Tensor
     tokens_N: Tensor
     cells_N: Tensor
     hidden_RSL: Tensor
+    beginnings: list[tuple[int, slice | Tensor]]
 
 
 @dataclass(frozen=True)
@@ -70,82 +78,103 @@ class Plan:
     parts: list[Part]
 
 
-def plan(pieces: Sequence[Piece], cache: SlotCache, device: torch.device) -> Plan:
+def plan(pieces: Sequence[Piece], cache: SlotCache, heads: int, device: torch.device) -> Plan:
     """Lay out a pass.
 
     Args:
         pieces: at most one per slot, none empty.
         cache: what they are appended to.
+        heads: of the queries (H).
     """
     import torch
 
     slot_of: list[int] = []
     position_of: list[int] = []
+    column_of: list[int] = []
     last: list[int] = []
     singles: list[tuple[Piece, int]] = []
     longer: list[tuple[Piece, int]] = []
     for piece in pieces:
-        first = len(slot_of)
-        slot_of += [piece.slot] * len(piece.ids)
-        position_of += range(piece.start, piece.start + len(piece.ids))
+        first, n = len(slot_of), len(piece.ids)
+        column = piece.start - cache.length(piece.beginning)
+        slot_of += [piece.slot] * n
+        position_of += range(piece.start, piece.start + n)
+        column_of += range(column, column + n)
         last.append(len(slot_of) - 1)
-        (longer if len(piece.ids) > 1 else singles).append((piece, first))
+        (longer if n > 1 else singles).append((piece, first))
     # Whole buffers are read: a part of one would be copied in every layer.
-    needed = -(-(max(position_of) + 1 - cache.prefix) // GROWTH) * GROWTH
-    width = max(needed, cache.width)
+    width = max(-(-(max(column_of) + 1) // GROWTH) * GROWTH, cache.width)
+    seen = width + max(cache.length(piece.beginning) for piece in pieces)
     parts = []
     if singles:
-        parts.append(_part(singles, list(range(cache.slots)), width, cache, device))
-    if longer:
-        parts.append(_part(longer, [piece.slot for piece, _ in longer], width, cache, device))
-    slots_N, positions_N, last_ = (
-        torch.tensor(values, device=device) for values in (slot_of, position_of, last)
-    )
-    return Plan(slots_N, positions_N, positions_N - cache.prefix, last_, width, parts)
+        step = max(1, SCORES // (heads * seen))
+        for start in range(0, cache.slots, step):
+            rows = range(start, min(start + step, cache.slots))
+            here = [entry for entry in singles if entry[0].slot in rows]
+            if here:
+                parts.append(_part(here, rows, width, cache, device))
+    # Equally long ones together; a grid is as wide as its longest.
+    longer.sort(key=lambda entry: len(entry[0].ids))
+    while longer:
+        step = max(1, SCORES // (heads * len(longer[-1][0].ids) * seen))
+        here, longer = longer[-step:], longer[:-step]
+        parts.append(_part(here, [piece.slot for piece, _ in here], width, cache, device))
+    numbers = (slot_of, position_of, column_of, last)
+    slots_N, positions_N, columns_N, last_ = (torch.tensor(v, device=device) for v in numbers)
+    return Plan(slots_N, positions_N, columns_N, last_, width, parts)
 
 
 def _part(
     pieces: Sequence[tuple[Piece, int]],
-    rows: list[int],
+    slots: Sequence[int],
     width: int,
     cache: SlotCache,
     device: torch.device,
 ) -> Part:
     import torch
 
-    row_of = {slot: row for row, slot in enumerate(rows)}
+    row_of = {slot: row for row, slot in enumerate(slots)}
     columns = max(len(piece.ids) for piece, _ in pieces)
-    grid = torch.zeros(len(rows), columns, dtype=torch.long)
-    ends = torch.zeros(len(rows), columns, dtype=torch.long)  # last column a cell may look at
+    grid = torch.zeros(len(slots), columns, dtype=torch.long)
+    ends = torch.zeros(len(slots), columns, dtype=torch.long)  # last column a cell may look at
     tokens: list[int] = []
     cells: list[int] = []
+    rows_of: dict[int, list[int]] = {}
     for piece, first in pieces:
         row, n = row_of[piece.slot], len(piece.ids)
-        column = piece.start - cache.prefix
+        column = piece.start - cache.length(piece.beginning)
         grid[row, :n] = torch.arange(first, first + n)
         ends[row, :n] = torch.arange(column, column + n)
         tokens += range(first, first + n)
         cells += range(row * columns, row * columns + n)
-    whole = rows == list(range(cache.slots))
+        if piece.beginning is not None:
+            rows_of.setdefault(piece.beginning, []).append(row)
+    beginnings: list[tuple[int, slice | Tensor]] = [
+        (which, torch.tensor(rows, device=device)) for which, rows in rows_of.items()
+    ]
+    if len(rows_of) == 1 and all(piece.beginning is not None for piece, _ in pieces):
+        beginnings = [(next(iter(rows_of)), slice(None))]  # rows without a piece do no harm
     return Part(
-        None if whole else torch.tensor(rows, device=device),
+        slice(slots.start, slots.stop)
+        if isinstance(slots, range)
+        else torch.tensor(slots, device=device),
         grid.to(device),
         torch.tensor(tokens, device=device),
         torch.tensor(cells, device=device),
         (torch.arange(width) > ends[..., None]).to(device),
+        beginnings,
     )
 
 
 class SlotCache:
     """Keys and values of R contexts; transformers' models call `update` once per layer and pass.
 
-    prefix: length of the common beginning, which stands in no slot.
+    Beginnings that many contexts share stand in no slot.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.prefix = 0
-        self._common: list[tuple[Tensor, Tensor]] = []  # per layer, each (K, P, D)
+        self._beginnings: list[list[tuple[Tensor, Tensor]]] = []  # of each, per layer (K, P, D)
         self._keys: list[Tensor] = []  # per layer (R, K, L, D)
         self._values: list[Tensor] = []
 
@@ -171,19 +200,25 @@ class SlotCache:
             buffer[where.slots_N, :, where.columns_N] = new[0].transpose(0, 1)
         return self._keys[layer], self._values[layer]
 
-    def common(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values (K, P, D) of the common beginning."""
-        return self._common[layer] if self._common else None
+    def beginning(self, which: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (K, P, D) of a beginning."""
+        return self._beginnings[which][layer]
 
-    def share(self, length: int) -> None:
-        """Make the first `length` positions of slot 0 the beginning of all contexts; empties the
-        slots. Once, after the first pass, which has filled slot 0 alone."""
-        self._common = [
-            (keys[0, :, :length].clone(), values[0, :, :length].clone())
-            for keys, values in zip(self._keys, self._values, strict=True)
-        ]
+    def length(self, which: int | None) -> int:
+        """Positions of a beginning (P); 0 for None."""
+        return 0 if which is None else self._beginnings[which][0][0].shape[1]
+
+    def share(self, length: int) -> int:
+        """Make the first `length` positions of slot 0 a beginning; returns its number. Empties the
+        slots: to be called before any context stands in one."""
+        self._beginnings.append(
+            [
+                (keys[0, :, :length].clone(), values[0, :, :length].clone())
+                for keys, values in zip(self._keys, self._values, strict=True)
+            ]
+        )
         self._keys, self._values = [], []
-        self.prefix = length
+        return len(self._beginnings) - 1
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Make each target slot equal to its source; no slot is both."""
@@ -220,8 +255,6 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers. With a plan, query is (1, H, N, D) and key and value are
     a layer's cache (R, K, L, D); the result is (1, N, H, D). Without one it is `sdpa`."""
-    import torch
-
     if slots is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -240,23 +273,17 @@ def attend(
             )
     heads, n, size = query.shape[1:]
     kv_heads = key.shape[1]
-    common = slot_cache.common(module.layer_idx) if slot_cache else None
     # Query heads that share a key-value head stand together: one matrix product for all.
     q_NKGD = query[0].transpose(0, 1).view(n, kv_heads, -1, size)
     out_NHD = query.new_empty(n, heads, size)
     for part in slots.parts:
         rows, columns = part.grid_RS.shape
-        seen = key.shape[2] + (common[0].shape[1] if common else 0)
-        step = max(1, SCORES // (heads * columns * seen))
-        outs = []
-        for first in range(0, rows, step):
-            these = slice(first, first + step)
-            which = these if part.slots_R is None else part.slots_R[these]
-            q_RKMD = q_NKGD[part.grid_RS[these]].permute(0, 2, 3, 1, 4).flatten(2, 3)
-            outs.append(
-                _look(q_RKMD, key[which], value[which], part.hidden_RSL[these], common, scaling)
-            )
-        o = torch.cat(outs) if len(outs) > 1 else outs[0]
+        q_RKMD = q_NKGD[part.grid_RS].permute(0, 2, 3, 1, 4).flatten(2, 3)
+        before = []
+        for which, having in part.beginnings:
+            assert slot_cache is not None
+            before.append((having, *slot_cache.beginning(which, module.layer_idx)))
+        o = _look(q_RKMD, key[part.slots], value[part.slots], part.hidden_RSL, before, scaling)
         o = o.reshape(rows, heads, columns, size).transpose(1, 2).reshape(-1, heads, size)
         out_NHD[part.tokens_N] = o[part.cells_N]
     return out_NHD[None], None
@@ -267,29 +294,45 @@ def _look(
     keys_RKLD: Tensor,
     values_RKLD: Tensor,
     hidden_RSL: Tensor,
-    common: tuple[Tensor, Tensor] | None,
+    before: Sequence[tuple[slice | Tensor, Tensor, Tensor]],
     scaling: float,
 ) -> Tensor:
-    """Attention of M queries a row and key-value head over its slot, and over what is common."""
+    """Attention of every row's queries over its slot and over its beginning.
+
+    before: (rows that have it, keys (K, P, D), values (K, P, D)) of each beginning.
+    """
     import torch
 
-    rows, kv_heads, m, size = q_RKMD.shape
+    rows, kv_heads, m, _ = q_RKMD.shape
     # Keys on the left: the cache, which is large, is read as it lies; transposing it copies it.
     own = torch.matmul(keys_RKLD, q_RKMD.transpose(2, 3)).transpose(2, 3).float()
     by_column = own.view(rows, kv_heads, -1, *hidden_RSL.shape[1:])
     by_column.masked_fill_(hidden_RSL[:, None, None], float("-inf"))
-    if common is None:
+    if not before:
         weights = torch.softmax(own * scaling, -1).to(values_RKLD.dtype)
         return torch.matmul(weights, values_RKLD)
-    keys_KPD, values_KPD = common
-    q_KED = q_RKMD.transpose(0, 1).reshape(kv_heads, rows * m, size)
-    before = torch.matmul(q_KED, keys_KPD.transpose(1, 2)).float()
-    before = before.view(kv_heads, rows, m, -1).transpose(0, 1)
-    weights = torch.softmax(torch.cat([before, own], -1) * scaling, -1).to(values_RKLD.dtype)
-    p = keys_KPD.shape[1]
-    of_common = weights[..., :p].transpose(0, 1).reshape(kv_heads, rows * m, p)
-    out = torch.matmul(of_common, values_KPD).view(kv_heads, rows, m, size).transpose(0, 1)
-    return out + torch.matmul(weights[..., p:], values_RKLD)
+    longest = max(keys_KPD.shape[1] for _, keys_KPD, _ in before)
+    if len(before) == 1 and isinstance(before[0][0], slice):
+        first = _together(q_RKMD, before[0][1].transpose(1, 2)).float()
+    else:
+        first = own.new_full((rows, kv_heads, m, longest), float("-inf"))
+        for having, keys_KPD, _ in before:
+            p = keys_KPD.shape[1]
+            first[having, :, :, :p] = _together(q_RKMD[having], keys_KPD.transpose(1, 2)).float()
+    weights = torch.softmax(torch.cat([first, own], -1) * scaling, -1).to(values_RKLD.dtype)
+    out = torch.matmul(weights[..., longest:], values_RKLD)
+    for having, _, values_KPD in before:
+        out[having] += _together(weights[having, :, :, : values_KPD.shape[1]], values_KPD)
+    return out
+
+
+def _together(left_RKMX: Tensor, right_KXY: Tensor) -> Tensor:
+    """(R, K, M, Y): the rows' products with one matrix per head, as one product."""
+    import torch
+
+    rows, kv_heads, m, x = left_RKMX.shape
+    flat = left_RKMX.transpose(0, 1).reshape(kv_heads, rows * m, x)
+    return torch.matmul(flat, right_KXY).view(kv_heads, rows, m, -1).transpose(0, 1)
 
 
 def use_slots(model: PreTrainedModel) -> None:
@@ -308,7 +351,7 @@ def forward(model: PreTrainedModel, pieces: Sequence[Piece], cache: SlotCache) -
     import torch
 
     device = model.device
-    where = plan(pieces, cache, device)
+    where = plan(pieces, cache, model.config.get_text_config().num_attention_heads, device)
     ids = torch.tensor([[token for piece in pieces for token in piece.ids]], device=device)
     # A mask of four dimensions is passed on as it is, so none is built: the plan holds the masks.
     no_mask = torch.zeros(1, 1, 1, 1, device=device)

@@ -35,20 +35,30 @@ def schedule(
     yield "sampled", [task for task in some for _ in range(params.samples)], numbers
 
 
-def few_shot(environment: Environment, tasks: Sequence[Task]) -> list[Message]:
-    """Expert episodes of tasks as messages that open a context."""
-    shown = [environment.demonstrate(task, 1.0, random.Random(task.id)) for task in tasks]
-    return [message for demonstration in shown for message in demonstration.messages]
+def few_shot(
+    environment: Environment, tasks: Sequence[Task], shots: int
+) -> dict[str, list[Message]]:
+    """Per capability, expert episodes of its first tasks as messages that open a context."""
+    shown: dict[str, list[Demonstration]] = {}
+    for task in tasks:
+        of_its_own = shown.setdefault(task.environment, [])
+        if len(of_its_own) < shots:
+            of_its_own.append(environment.demonstrate(task, 1.0, random.Random(task.id)))
+    return {
+        name: [message for demonstration in some for message in demonstration.messages]
+        for name, some in shown.items()
+    }
 
 
 def model_rows(
     folder: Path,
     splits: Mapping[str, Sequence[Task]],
-    shots: Sequence[Task],
+    examples: Sequence[Task],
     params: Params,
-    label: str,
+    arm: str,
 ) -> list[Played]:
-    """Play with a model folder. Episodes depend on the seed, the task and the sample alone."""
+    """Play with a model folder, behind as many `examples` of each capability as the arm has shots.
+    Episodes depend on the seed, the task and the sample alone."""
     from tqdm import tqdm
 
     from ferrata.chat import Assembler
@@ -62,11 +72,15 @@ def model_rows(
     policy = TransformersPolicy(model, assembler.close_id, chosen.batch_size)
     environment = get_mixture(params.prepare.weights)
     engine = Engine(
-        environment, assembler, policy, params.episodes, shots=few_shot(environment, shots)
+        environment,
+        assembler,
+        policy,
+        params.episodes,
+        shots=few_shot(environment, examples, params.arms[arm].shots),
     )
     played: list[Played] = []
     work = list(schedule(splits, chosen))
-    with tqdm(total=sum(len(tasks) for _, tasks, _ in work), desc=label, unit="episode") as bar:
+    with tqdm(total=sum(len(tasks) for _, tasks, _ in work), desc=arm, unit="episode") as bar:
         for mode, tasks, samples in work:
             episodes = engine.play(
                 tasks,

@@ -2,7 +2,7 @@
 
 TRL's fused head scores every position where there is no Triton, and accumulates its gradients with
 float32 products: on two CPU cores that is more than half of a training step of SmolLM2-135M. Here
-the head is applied to the labelled positions only, and the batch goes through the model as a tree
+the head is applied to the labelled positions only, and the batch goes through the model as trees
 (`ferrata.training.tree`) where the model allows it. On a GPU TRL's own head stays. This relies on
 how TRL 1.16 calls the model (`fused_lm_head=True`, `FusedCausalLMOutput`); tests compare values and
 gradients with TRL's.
@@ -15,7 +15,7 @@ import types
 from typing import Any
 
 from ferrata.training.scores import score
-from ferrata.training.tree import fits, hidden, make_tree, use_trees
+from ferrata.training.tree import fits, hidden, make_forest, use_trees
 
 
 def score_labels_only(model: Any, temperature: float = 1.0) -> None:
@@ -47,10 +47,10 @@ def score_labels_only(model: Any, temperature: float = 1.0) -> None:
         kwargs.pop("use_cache", None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if packs and not args and kwargs.keys() <= {"input_ids", "attention_mask"}:
-            tree = make_tree(kwargs["input_ids"], kwargs.get("attention_mask"))
+            forest = make_forest(kwargs["input_ids"], kwargs.get("attention_mask"))
             # Rows that are alike up to a label share the state that it is scored from.
-            places_U, of_N = tree.place_BT[:, :-1][mask_BT].unique(return_inverse=True)
-            hidden_UH = hidden(self.base_model, tree)[places_U]
+            places_U, of_N = forest.place_BT[:, :-1][mask_BT].unique(return_inverse=True)
+            hidden_UH = hidden(self.base_model, forest)[places_U]
         else:
             output = self.base_model(*args, use_cache=False, **kwargs)
             hidden_UH = output.last_hidden_state[:, :-1][mask_BT]

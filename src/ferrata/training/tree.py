@@ -1,14 +1,14 @@
-"""A training batch as a tree: what rows begin with together is computed once, nothing is padded.
+"""A training batch as trees: what rows begin with together is computed once, nothing is padded.
 
-All rows of a batch share the system message and the tool list, which are most of a short episode:
-the trunk. The episodes of one task share its question, and then as many turns as they have played
-alike: they are a branch, which forks where they differ. Hidden states of shared tokens are the same
-in every row, so one copy serves all, and its gradient is the sum over the rows: the same numbers as
-in the padded batch, from fewer tokens. Built on transformers' public `AttentionInterface`; tests
-compare values and gradients with the padded batch.
+Rows of one capability share the system message and the tool list, which are most of a short
+episode: the trunk of a tree. The episodes of one task share its question, and then as many turns as
+they have played alike: they are a branch, which forks where they differ. Hidden states of shared
+tokens are the same in every row, so one copy serves all, and its gradient is the sum over the rows:
+the same numbers as in the padded batch, from fewer tokens. Built on transformers' public
+`AttentionInterface`; tests compare values and gradients with the padded batch.
 
-Sizes in names: B rows of T columns, P shared tokens of the trunk, C branches, S tokens of the
-largest branch, N = P + all branches, H query heads, K key-value heads, D head size.
+Sizes in names: B rows of T columns, N tokens of all trees, P tokens of a trunk, C branches of a
+tree, S tokens of its largest branch, H query heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,38 +16,53 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ferrata.episodes.beginnings import beginnings, shared
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
-ATTENTION = "ferrata_tree"
-BRANCH = 8  # tokens behind the trunk that rows must share to stand in one branch
+ATTENTION = "ferrata_trees"
+BRANCH = 16  # tokens behind the trunk that rows must share to stand in one branch
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Where the tokens of a batch stand in the packed row of N tokens.
+    """A trunk and its branches, which stand one behind the other.
 
+    first: place of its first token among the N.
     prefix: P, >= 0.
-    ids_N, positions_N: token, and its position in its own row.
-    grid_CS: place among the N of each branch's tokens, filled up with place 0.
+    size: tokens of trunk and branches.
+    grid_CS: place, counted from the tree's first token, of each branch's tokens; filled up with 0.
     used_CS: cells of the grid that are tokens.
     hidden_CSS: what a token of a branch must not look at: all but itself and those it follows.
-    place_BT: place among the N of each token of the padded batch (0 where it is padding).
     """
 
+    first: int
     prefix: int
-    ids_N: Tensor
-    positions_N: Tensor
+    size: int
     grid_CS: Tensor
     used_CS: Tensor
     hidden_CSS: Tensor
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Where the tokens of a batch stand in the packed row of N tokens.
+
+    ids_N, positions_N: token, and its position in its own row.
+    place_BT: place among the N of each token of the padded batch (0 where it is padding).
+    """
+
+    ids_N: Tensor
+    positions_N: Tensor
     place_BT: Tensor
+    trees: list[Tree]
 
 
-def make_tree(ids_BT: Tensor, mask_BT: Tensor | None) -> Tree:
+def make_forest(ids_BT: Tensor, mask_BT: Tensor | None) -> Forest:
     """Pack a batch whose rows are padded on the left, on the right, or on both sides.
 
     Raises:
@@ -66,59 +81,58 @@ def make_tree(ids_BT: Tensor, mask_BT: Tensor | None) -> Tree:
     if not lengths_B.all():
         raise ValueError("a row of the attention mask is empty")
     rows = [row[kept].tolist() for row, kept in zip(ids_BT, kept_BT, strict=True)]
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    # What the first and the last in order share, all share; one token of each row is its own.
-    prefix = min(_shared(rows[order[0]], rows[order[-1]]), min(map(len, rows)) - 1)
-    ids, positions = rows[order[0]][:prefix], list(range(prefix))
+    ids: list[int] = []
+    positions: list[int] = []
+    trees = []
+    place_BT = torch.zeros(ids_BT.shape, dtype=torch.long)
+    for prefix, group in beginnings(rows):
+        tree, paths = _grow([rows[index] for index in group], prefix, ids, positions)
+        trees.append(tree)
+        for index, path in zip(group, paths, strict=True):
+            start = int(starts_B[index])
+            place_BT[index, start : start + len(path)] = torch.tensor(path)
+    device = ids_BT.device
+    ids_N, positions_N = (torch.tensor(values, device=device) for values in (ids, positions))
+    return Forest(ids_N, positions_N, place_BT.to(device), trees)
+
+
+def _grow(
+    rows: Sequence[Sequence[int]], prefix: int, ids: list[int], positions: list[int]
+) -> tuple[Tree, list[list[int]]]:
+    """The tree of some rows, in order, which share `prefix` tokens; appends its tokens to `ids` and
+    `positions`. Returns with it the places of each row's tokens."""
+    import torch
+
+    first = len(ids)
+    ids += rows[0][:prefix]
+    positions += range(prefix)
+    trunk = list(range(first, first + prefix))
     branches: list[int] = []  # place of each one's first token
-    branch_of: dict[int, int] = {}  # of a row
-    path_of: dict[int, list[int]] = {}  # places of a row's tokens behind the trunk
-    before: int | None = None
-    for index in order:
-        row, path = rows[index], []
+    branch_of: list[int] = []  # of each row
+    paths: list[list[int]] = []
+    for nth, row in enumerate(rows):
         # A row in order shares most with the row before it.
-        shared = 0 if before is None else _shared(rows[before], row) - prefix
-        if before is not None and shared >= BRANCH:
-            path = path_of[before][:shared]
+        same = shared(rows[nth - 1], row) if nth else 0
+        if same - prefix >= BRANCH:
+            path = paths[-1][:same]
         else:
+            path = list(trunk)
             branches.append(len(ids))
-        fresh = range(prefix + len(path), len(row))
-        branch_of[index] = len(branches) - 1
-        path_of[index] = path + list(range(len(ids), len(ids) + len(fresh)))
+        fresh = range(len(path), len(row))
+        branch_of.append(len(branches) - 1)
+        paths.append(path + list(range(len(ids), len(ids) + len(fresh))))
         ids += row[fresh.start :]
         positions += fresh
-        before = index
     ends = [*branches[1:], len(ids)]
-    sizes = torch.tensor([end - first for first, end in zip(branches, ends, strict=True)])
+    sizes = torch.tensor([end - start for start, end in zip(branches, ends, strict=True)])
     columns_S = torch.arange(int(sizes.max()))
     used_CS = columns_S < sizes[:, None]
     hidden_CSS = ~torch.eye(len(columns_S), dtype=torch.bool).repeat(len(branches), 1, 1)
-    place_BT = torch.zeros(ids_BT.shape, dtype=torch.long)
-    for index, row in enumerate(rows):
-        branch, path_T = branch_of[index], torch.tensor(path_of[index])
-        own_T = path_T - branches[branch]
+    for branch, path in zip(branch_of, paths, strict=True):
+        own_T = torch.tensor(path[prefix:]) - branches[branch]
         hidden_CSS[branch, own_T[:, None], own_T] &= own_T[:, None] < own_T
-        start = int(starts_B[index])
-        place_BT[index, start : start + prefix] = torch.arange(prefix)
-        place_BT[index, start + prefix : start + len(row)] = path_T
-    grid_CS = torch.where(used_CS, torch.tensor(branches)[:, None] + columns_S, 0)
-    device = ids_BT.device
-    return Tree(
-        prefix,
-        torch.tensor(ids, device=device),
-        torch.tensor(positions, device=device),
-        grid_CS.to(device),
-        used_CS.to(device),
-        hidden_CSS.to(device),
-        place_BT.to(device),
-    )
-
-
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many elements two sequences begin with together."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    grid_CS = torch.where(used_CS, torch.tensor(branches)[:, None] - first + columns_S, 0)
+    return Tree(first, prefix, len(ids) - first, grid_CS, used_CS, hidden_CSS), paths
 
 
 def attend(
@@ -129,33 +143,45 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    tree: Tree | None = None,
+    forest: Forest | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: query (1, H, N, D), key and value (1, K, N, D), result
-    (1, N, H, D). Without a tree it is `sdpa`."""
+    (1, N, H, D). Without a forest it is `sdpa`."""
     import torch
 
-    if tree is None:
+    if forest is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    heads, size = query.shape[1], query.shape[3]
-    kv_heads, p = key.shape[1], tree.prefix
+    outs = []
+    for tree in forest.trees:
+        these = slice(tree.first, tree.first + tree.size)
+        outs.append(_look(query[0, :, these], key[0, :, these], value[0, :, these], tree, scaling))
+    return torch.cat(outs)[None], None
+
+
+def _look(query: Tensor, key: Tensor, value: Tensor, tree: Tree, scaling: float) -> Tensor:
+    """Attention within one tree of N tokens: query (H, N, D), key and value (K, N, D), result
+    (N, H, D)."""
+    import torch
+
+    heads, size = query.shape[0], query.shape[2]
+    kv_heads, p = key.shape[0], tree.prefix
     groups = heads // kv_heads
     branches, columns = tree.grid_CS.shape
 
     def rest(x: Tensor) -> Tensor:
-        """(1, H, N, D) to (C, S, H, D)."""
-        flat_NE = x[0].transpose(0, 1).reshape(x.shape[2], -1)
+        """(H, N, D) to (C, S, H, D)."""
+        flat_NE = x.transpose(0, 1).reshape(x.shape[1], -1)
         cells_NE = flat_NE.index_select(0, tree.grid_CS.flatten())
-        return cells_NE.view(branches, columns, x.shape[1], size)
+        return cells_NE.view(branches, columns, x.shape[0], size)
 
-    keys_KPD, values_KPD = key[0, :, :p], value[0, :, :p]
+    keys_KPD, values_KPD = key[:, :p], value[:, :p]
     # Query heads that share a key-value head stand together: one product serves all of them.
-    q_KGPD = query[0, :, :p].reshape(kv_heads, groups, p, size)
+    q_KGPD = query[:, :p].reshape(kv_heads, groups, p, size)
     scores = torch.matmul(q_KGPD, keys_KPD[:, None].transpose(2, 3)).float() * scaling
     later_PP = torch.ones(p, p, dtype=torch.bool, device=scores.device).triu(1)
     scores = scores.masked_fill(later_PP, float("-inf"))
@@ -177,7 +203,7 @@ def attend(
         kv_heads, branches, groups, columns, size
     ).transpose(0, 1)
     rest_CSHD = out.permute(0, 3, 1, 2, 4).reshape(branches, columns, heads, size)
-    return torch.cat([shared_PHD, rest_CSHD[tree.used_CS]])[None], None
+    return torch.cat([shared_PHD, rest_CSHD[tree.used_CS]])
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -195,7 +221,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def use_trees(model: PreTrainedModel) -> None:
-    """Make `attend` the model's attention function; calls without a tree stay what they were."""
+    """Make `attend` the model's attention function; calls without a forest stay what they were."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -204,18 +230,18 @@ def use_trees(model: PreTrainedModel) -> None:
     model.set_attn_implementation(ATTENTION)
 
 
-def hidden(model: Any, tree: Tree) -> Tensor:
+def hidden(model: Any, forest: Forest) -> Tensor:
     """Last hidden states (N, C) of the packed tokens; `model` is a transformers base model."""
     import torch
 
-    device = tree.ids_N.device
+    device = forest.ids_N.device
     output = model(
-        input_ids=tree.ids_N[None],
-        # A mask of four dimensions is passed on as it is, so none is built: the tree is the mask.
+        input_ids=forest.ids_N[None],
+        # A mask of four dimensions is passed on as it is, so none is built: the forest is the mask.
         attention_mask=torch.zeros(1, 1, 1, 1, device=device),
-        position_ids=tree.positions_N[None],
+        position_ids=forest.positions_N[None],
         use_cache=False,
-        tree=tree,
+        forest=forest,
     )
     states: Tensor = output.last_hidden_state[0]
     return states
