@@ -78,6 +78,8 @@ def test_a_too_long_demonstration_is_named(
     longest = check_demonstrations(environment, assembler, limits(), played)
     with pytest.raises(FerrataError, match="demonstration of tool_use-train-0000"):
         check_demonstrations(environment, assembler, limits(max_context_tokens=longest - 1), played)
+    with pytest.raises(FerrataError, match="an assistant turn of"):
+        check_demonstrations(environment, assembler, limits(max_turn_tokens=3), played)
 
 
 def test_what_is_written_is_read(tmp_path: Path, tasks: list[Task]) -> None:

@@ -4,6 +4,7 @@ budget."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from ferrata.chat import Assembler
 from ferrata.config.episodes import EpisodesParams
@@ -98,8 +99,8 @@ def check_demonstrations(
     tokens.
 
     Raises:
-        FerrataError: one is too long (SFT would cut it), or has no assistant token (an all-zero
-            mask).
+        FerrataError: one is too long (SFT would cut it), has no assistant token (an all-zero mask),
+            or has a turn that no policy could finish.
     """
     longest = 0
     for demonstration in demonstrations:
@@ -110,6 +111,15 @@ def check_demonstrations(
                 found=f"{len(encoded.ids)} tokens, {sum(encoded.mask)} of them the assistant's",
                 expected=f"1 to episodes.max_context_tokens = {budgets.max_context_tokens}",
                 hint="raise episodes.max_context_tokens in params.yaml",
+            )
+        turn = max(sum(run) for _, run in groupby(encoded.mask))
+        if turn > budgets.max_turn_tokens:
+            raise FerrataError(
+                f"demonstration of {demonstration.task.id}",
+                found=f"an assistant turn of {turn} tokens",
+                expected=f"at most episodes.max_turn_tokens = {budgets.max_turn_tokens}",
+                hint="raise episodes.max_turn_tokens in params.yaml: a policy that learns such "
+                "turns would be cut in each",
             )
         longest = max(longest, len(encoded.ids))
     return longest
