@@ -157,7 +157,7 @@ class Counting:
         from ferrata.training import head
 
         self._counts: Counter[str] = Counter()
-        loss, pack = SFTTrainer.compute_loss, head.make_tree
+        loss, pack = SFTTrainer.compute_loss, head.make_forest
 
         def counted(trainer: Any, model: Any, inputs: dict[str, Any], *rest: Any, **k: Any) -> Any:
             self._counts["tokens"] += int(inputs["attention_mask"].sum())
@@ -166,11 +166,11 @@ class Counting:
             return loss(trainer, model, inputs, *rest, **k)
 
         def packed(*args: Any) -> Any:
-            tree = pack(*args)
-            self._counts["packed"] += tree.ids_N.numel()
-            return tree
+            forest = pack(*args)
+            self._counts["packed"] += forest.ids_N.numel()
+            return forest
 
-        SFTTrainer.compute_loss, head.make_tree = counted, packed  # type: ignore[method-assign, assignment]
+        SFTTrainer.compute_loss, head.make_forest = counted, packed  # type: ignore[method-assign, assignment]
 
     def begin(self) -> None:
         self._counts.clear()
