@@ -82,6 +82,21 @@ def test_a_too_long_demonstration_is_named(
         check_demonstrations(environment, assembler, limits(max_turn_tokens=3), played)
 
 
+def test_a_demonstration_that_no_policy_could_play_or_that_lies_is_named(
+    assembler: Assembler, tasks: list[Task], limits: Callable[..., EpisodesParams]
+) -> None:
+    environment = ToolUse()
+    played = demonstrate(environment, tasks, 1.0, seed=1)
+    with pytest.raises(FerrataError, match=r"episodes\.max_turns = 2"):
+        check_demonstrations(environment, assembler, limits(max_turns=2), played)
+    lie = replace(played[0], success=False)
+    with pytest.raises(FerrataError, match="grades otherwise"):
+        check_demonstrations(environment, assembler, limits(), [lie])
+    cut = replace(played[2], messages=played[2].messages[:-1])
+    with pytest.raises(FerrataError, match="does not call done"):
+        check_demonstrations(environment, assembler, limits(), [cut])
+
+
 def test_what_is_written_is_read(tmp_path: Path, tasks: list[Task]) -> None:
     write_rows(tmp_path / "train.jsonl", (task.to_row() for task in tasks))
     assert read_tasks(tmp_path, "train") == tasks

@@ -89,7 +89,7 @@ def test_an_expert_is_right_and_a_fallible_demonstrator_less_often(name: str) ->
             played = environment.demonstrate(task, 0.4, random.Random(f"{task.id}/{sample}"))
             rates.setdefault(task.band, []).append(played.success)
     shares = {band: sum(values) / len(values) for band, values in rates.items()}
-    assert all(0.05 < share < 0.85 for share in shares.values()), shares
+    assert min(shares.values()) > 0.05 and sum(shares.values()) / len(shares) < 0.8, shares
 
 
 @every
@@ -98,15 +98,10 @@ def test_a_demonstration_earns_in_the_world_what_it_says(name: str) -> None:
     for task in TASKS[name]["validation"]:
         for skill in (0.0, 0.5, 1.0):
             shown = environment.demonstrate(task, skill, random.Random(f"{task.id}/{skill}"))
-            replies = [
-                Reply(
-                    message["content"],
-                    tuple(ToolCall(**call) for call in message.get("tool_calls", ())),
-                )
-                for message in shown.messages
-                if message["role"] == "assistant"
-            ]
-            assert play(name, task, replies) == float(shown.success)
+            steps = shown.play(environment.start(task))
+            assert steps[-1].done and steps[-1].success == shown.success
+            paid = sum(sum(parts.values()) for s in steps for parts in s.rewards.values())
+            assert paid == float(shown.success)
 
 
 @every

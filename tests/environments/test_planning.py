@@ -9,8 +9,9 @@ from itertools import product
 import pytest
 
 from ferrata.environments.base import Reply, ToolCall
-from ferrata.environments.planning import Planning, PlanningWorld, Workshop, shortest
+from ferrata.environments.planning import Planning, PlanningWorld
 from ferrata.environments.planning_fixtures import PAYLOAD
+from ferrata.environments.workshop import Workshop, shortest
 
 TASKS = list(Planning().tasks("train", 60, 3))
 (FIXTURE, *_) = Planning().fixtures()
@@ -46,7 +47,7 @@ def test_the_search_finds_the_shortest_plan() -> None:
     """Against trying every sequence of crafts up to that length."""
     for task in TASKS[:12]:
         plan = shortest(Workshop(task.payload))
-        assert plan is not None and len(plan) == task.answer == task.band + 1
+        assert plan is not None and len(plan) == task.answer == task.band
         things = list(task.payload["recipes"])
         for length in range(1, min(task.answer, 3)):
             for tries in product(things, repeat=length):
@@ -85,6 +86,14 @@ def test_the_goal_ends_the_episode_in_the_middle_of_a_turn() -> None:
     step = episode.step("agent", Reply("", calls))
     assert step.done and step.success and step.rewards == {"agent": {"goal": 1.0}}
     assert len(step.results) == 3 and step.answer == "plank, plank, box"
+    assert step.measures == {"calls_over_shortest": 1.0}
+
+
+def test_detours_are_measured() -> None:
+    episode = world()
+    for turn in (craft("box"), craft("plank"), UNDO, craft("plank"), craft("plank")):
+        assert not episode.step("agent", turn).measures
+    assert episode.step("agent", craft("box")).measures == {"calls_over_shortest": 2.0}
 
 
 @pytest.mark.parametrize(

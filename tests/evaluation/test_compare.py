@@ -46,6 +46,7 @@ def frame(right: dict[str, int], sampled: list[int] | None = None, tasks: int = 
                 "stop": "answered" if success else "out_of_turns",
                 "calls": 2,
                 "invalid_calls": int(not success),
+                "measures": '{"calls_over_shortest": 1.5}' if success else "{}",
                 "turns": 3,
                 "tokens": 40 + t,
             }
@@ -133,6 +134,7 @@ def test_behaviour() -> None:
     assert acts["test"]["rl"]["tokens"] == pytest.approx(49.5)  # greedy only
     assert acts["test"]["rl"]["stop"] == pytest.approx({"answered": 0.9, "out_of_turns": 0.1})
     assert "stop" not in acts["ood"]["rl"]
+    assert acts["test"]["rl"]["measures"] == {"calls_over_shortest": 1.5}  # of solved episodes
 
 
 def test_a_stop_reason_of_one_arm_is_listed_for_all() -> None:

@@ -236,12 +236,18 @@ def test_tiny_profile_measures_every_arm(first: TinyRun) -> None:
                 if not isinstance(value, str):
                     assert isinstance(value, int | float) and math.isfinite(value), f"{name}: {key}"
     summary = dict(scalars(json.loads(first.metrics["summary.json"])))
-    (curve,) = [text for name, text in first.metrics.items() if name.endswith("rl.csv")]
+    (curve,) = [text for name, text in first.metrics.items() if name.endswith("/rl.csv")]
     rows = list(csv.DictReader(curve.decode().splitlines()))
     validated = [row for row in rows if row["validation_success"]]
     assert validated[0]["step"] == "0" and len(validated) > 1
-    for name in CAPABILITIES[1:]:
-        assert all(row[f"validation_success_{name}"] for row in validated), name
+    (each,) = [text for name, text in first.metrics.items() if "rl_capabilities" in name]
+    measured = {
+        (row["capability"], row["step"], float(row["success"]) <= 1)
+        for row in csv.DictReader(each.decode().splitlines())
+        if row["measure"].startswith("greedy")
+    }
+    steps = [row["step"] for row in validated]
+    assert measured == {(name, step, True) for name in CAPABILITIES[1:] for step in steps}
     cells = [f"{e}.{s}" for e in CAPABILITIES for s in ("test", "forms", "ood")]
     for cell in cells:
         for arm in ARMS:

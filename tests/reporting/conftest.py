@@ -44,6 +44,7 @@ def episode(arm: str, split: str, task: int, right: bool, mode: str, sample: int
         "stop": "answered",
         "calls": 1,
         "invalid_calls": 0,
+        "measures": "{}",
         "turns": 2,
         "tokens": 30,
         "question": question,

@@ -61,6 +61,7 @@ RL = {
     "epsilon": 0.2,
     "epsilon_high": 0.3,
     "beta": 0.0,
+    "curriculum": None,
     "updates_per_batch": 1,
     "eval_every": 4,
     "checkpoint_every": 4,
@@ -108,7 +109,8 @@ RL_KEYS: Table = {
     "checkpoint_every": (6, lambda c: (c.save_strategy == "steps") * c.save_steps),
     "precision": ("bfloat16", precision_of),
 }
-RL_ELSEWHERE = {"tuning", "lora", "generation", "vllm", "eval_every"}
+# The curriculum acts in test_curriculum.py and in the resumed runs of test_checkpoint.py.
+RL_ELSEWHERE = {"tuning", "lora", "generation", "vllm", "eval_every", "curriculum"}
 
 SERVER = {"mode": "server", "base_url": "http://one:8000", "correction": "sequence_mask"}
 COLOCATE = {
@@ -375,7 +377,7 @@ def test_rl_validates_samples_and_adapts_as_told(
 
     class FakeRollout:
         def __init__(
-            self, tasks: Any, engine: Any, policy: Any, temperature: float, seed: int
+            self, tasks: Any, engine: Any, policy: Any, temperature: float, *others: Any
         ) -> None:
             temperatures.append(temperature)
 

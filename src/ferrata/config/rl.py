@@ -20,6 +20,14 @@ from ferrata.config.section import (
 from ferrata.config.vllm import VllmParams
 
 
+class CurriculumParams(Section):
+    """Harder bands come later, by capability."""
+
+    threshold: Share = Field(
+        description="success on the validation tasks of a band from which the next one is played"
+    )
+
+
 class RlParams(Section):
     """Parameters of TRL's GRPOTrainer over the episode engine."""
 
@@ -47,6 +55,9 @@ class RlParams(Section):
     epsilon: float = Field(gt=0, lt=1, description="clip range of the importance ratio")
     epsilon_high: Positive = Field(description="upper clip range")
     beta: float = Field(ge=0, description="weight of the KL term; 0 loads no reference model")
+    curriculum: CurriculumParams | None = Field(
+        description="begin with the lowest band; null: all bands from the start"
+    )
     updates_per_batch: Count = Field(description="optimizer passes over the same episodes")
     eval_every: Count = Field(description="optimizer steps between validation runs")
     checkpoint_every: int = Field(ge=0, description="optimizer steps between checkpoints; 0: none")

@@ -95,12 +95,13 @@ def check_demonstrations(
     budgets: EpisodesParams,
     demonstrations: Sequence[Demonstration],
 ) -> int:
-    """Every demonstration fits into the context and has something to learn; returns the longest in
-    tokens.
+    """Every demonstration fits into the context, has something to learn, and earns in its world
+    what it says; returns the longest in tokens.
 
     Raises:
         FerrataError: one is too long (SFT would cut it), has no assistant token (an all-zero mask),
-            or has a turn that no policy could finish.
+            has a turn or a number of turns that no policy could finish, or its world does not grade
+            it as it says.
     """
     longest = 0
     for demonstration in demonstrations:
@@ -120,6 +121,22 @@ def check_demonstrations(
                 expected=f"at most episodes.max_turn_tokens = {budgets.max_turn_tokens}",
                 hint="raise episodes.max_turn_tokens in params.yaml: a policy that learns such "
                 "turns would be cut in each",
+            )
+        steps = demonstration.play(environment.start(demonstration.task))
+        if len(steps) > budgets.max_turns:
+            raise FerrataError(
+                f"demonstration of {demonstration.task.id}",
+                found=f"{len(steps)} turns",
+                expected=f"at most episodes.max_turns = {budgets.max_turns}",
+                hint="raise episodes.max_turns in params.yaml",
+            )
+        if not steps or not steps[-1].done or steps[-1].success != demonstration.success:
+            raise FerrataError(
+                f"demonstration of {demonstration.task.id}",
+                found="an episode that its world "
+                + ("grades otherwise" if steps and steps[-1].done else "does not call done"),
+                expected=f"success {demonstration.success}, as the demonstration says",
+                hint=f"correct `demonstrate` or the grader of {demonstration.task.environment}",
             )
         longest = max(longest, len(encoded.ids))
     return longest

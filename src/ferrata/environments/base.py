@@ -188,6 +188,8 @@ class Step:
         `World.ranges` states.
     results: one per call of the turn, in order.
     success: whether the episode that is done was solved.
+    measures: named numbers of the episode for reports (a plan's length against the shortest); none
+        of them is paid for.
     """
 
     observations: Mapping[str, Observation] = field(default_factory=dict)
@@ -196,6 +198,7 @@ class Step:
     done: bool = False
     answer: str | None = None
     success: bool = False
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 class World(Protocol):
@@ -218,6 +221,17 @@ class Demonstration:
     task: Task
     messages: list[Message]
     success: bool
+
+    def play(self, world: World) -> list[Step]:
+        """What this world answers to each turn of the demonstrator, in order, up to the step that
+        is done."""
+        (agent,) = world.reset()
+        steps: list[Step] = []
+        for message in self.messages:
+            if message["role"] == "assistant" and not (steps and steps[-1].done):
+                calls = tuple(ToolCall(**call) for call in message.get("tool_calls", ()))
+                steps.append(world.step(agent, Reply(message["content"], calls)))
+        return steps
 
 
 @dataclass(frozen=True)

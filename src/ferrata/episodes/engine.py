@@ -143,6 +143,7 @@ class Engine:
         self._charge(record, self._budgets.call_cost * len(step.results))
         if step.rewards:
             record.rewards.append(dict(step.rewards[episode.agent]))
+        record.measures |= step.measures
         record.calls += len(step.results)
         invalid = sum(r.outcome in ("invalid", "refused") for r in step.results)
         record.invalid_calls += invalid

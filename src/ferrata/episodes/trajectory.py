@@ -49,6 +49,8 @@ class Trajectory:
             broke (the tool's).
         answer: what the grader read as the claimed answer, or None.
         success: whether the environment called the episode solved.
+        measures: what the environment measured beside it, by name; a name that comes again counts
+            with its last value.
     """
 
     task: Task
@@ -63,6 +65,7 @@ class Trajectory:
     failed_calls: int = 0
     answer: str | None = None
     success: bool = False
+    measures: dict[str, float] = field(default_factory=dict)
 
     @property
     def episode_return(self) -> float:
@@ -91,6 +94,7 @@ class Trajectory:
             "invalid_calls": self.invalid_calls,
             "turns": self.turns,
             "tokens": self.tokens,
+            "measures": json.dumps(self.measures),
             "question": self.task.payload.get("question", ""),
             "expected": str(self.task.answer),
             "answer": self.answer,

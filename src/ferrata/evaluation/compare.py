@@ -6,6 +6,7 @@ A frame holds the episodes of one arm, one row per episode, as the stage `evalua
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ DIFFERENCES = (("rl", "sft"), ("rl", "demonstrator"))
 COUNTS = ("calls", "invalid_calls", "turns", "tokens")
 COLUMNS = (
     *("environment", "split", "mode", "task_id", "task_set", "band", "sample", "success", "stop"),
+    "measures",
     *COUNTS,
 )
 
@@ -146,7 +148,9 @@ def behaviour(frames: Frames) -> dict[str, Any]:
     Keys `<environment>.<split>.<arm>.{calls,invalid_calls,turns,tokens}`, means per episode, and on
     the test split `<environment>.test.<arm>.stop.<reason>`, the share of episodes that ended so.
     Every reason that any arm met is listed for every arm, so that a share that falls to 0 shows
-    as a change and not as a missing key.
+    as a change and not as a missing key. What an environment measures itself is
+    `<environment>.<split>.<arm>.measures.<name>`, the mean over the episodes that have it: an arm
+    without one lacks the key, as there is no such number.
 
     Raises:
         FerrataError: as `check`.
@@ -162,8 +166,19 @@ def behaviour(frames: Frames) -> dict[str, Any]:
             cell: dict[str, Any] = {count: float(rows[count].mean()) for count in COUNTS}
             if split == "test":
                 cell["stop"] = {r: float((rows["stop"] == r).mean()) for r in reasons}
+            if environment != ALL and (measures := _measures(rows)):
+                cell["measures"] = measures
             result.setdefault(environment, {}).setdefault(split, {})[arm] = cell
     return result
+
+
+def _measures(rows: pd.DataFrame) -> dict[str, float]:
+    """Means of what the environment measured, over the episodes in which it did."""
+    measured: dict[str, list[float]] = {}
+    for text in rows["measures"]:
+        for name, value in json.loads(text).items():
+            measured.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in sorted(measured.items())}
 
 
 def rounded(value: Any, digits: int = 4) -> Any:

@@ -104,27 +104,29 @@ def demonstrator_rows(
     for mode, tasks, samples in schedule(splits, params.evaluate):
         for task, sample in zip(tasks, samples, strict=True):
             rng = random.Random(f"{params.seed}/{task.id}/{mode}/{sample}")
-            played.append(
-                (mode, _as_trajectory(environment.demonstrate(task, about["skill"], rng), sample))
-            )
+            shown = environment.demonstrate(task, about["skill"], rng)
+            played.append((mode, _as_trajectory(environment, shown, sample)))
     return played
 
 
-def _as_trajectory(shown: Demonstration, sample: int) -> Trajectory:
-    turns = [m for m in shown.messages if m["role"] == "assistant"]
+def _as_trajectory(environment: Environment, shown: Demonstration, sample: int) -> Trajectory:
+    """A demonstration as its world grades it."""
+    steps = shown.play(environment.start(shown.task))
+    results = [result for step in steps for result in step.results]
+    last = steps[-1]
     return Trajectory(
         shown.task,
         sample,
         messages=shown.messages,
-        rewards=[{"answer": float(shown.success)}],
-        success=shown.success,
-        stop=StopReason.ANSWERED,
-        turns=len(turns),
-        calls=sum(len(m.get("tool_calls", ())) for m in turns),
-        invalid_calls=sum(
-            m["role"] == "tool" and str(m["content"]).startswith("error") for m in shown.messages
-        ),
-        answer=str(turns[-1]["content"]).removeprefix("Answer: "),
+        rewards=[dict(parts) for step in steps for parts in step.rewards.values()],
+        success=last.success,
+        stop=StopReason.ENDED if last.results else StopReason.ANSWERED,
+        turns=len(steps),
+        calls=len(results),
+        invalid_calls=sum(result.outcome in ("invalid", "refused") for result in results),
+        failed_calls=sum(result.outcome == "failed" for result in results),
+        answer=last.answer,
+        measures={name: value for step in steps for name, value in step.measures.items()},
     )
 
 

@@ -31,8 +31,11 @@ COLUMNS = {
 }
 
 
-# the same of each capability, where there are several: `episodes/success/planning`
-OF_EACH = {"validation_success/": "validation_success_", "episodes/success/": "success_"}
+# of each capability: `episodes/success/planning`
+OF_EACH = {
+    "validation_success/": "greedy, validation tasks",
+    "episodes/success/": "sampled, training tasks",
+}
 
 
 def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -44,17 +47,32 @@ def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
             if key in entry and math.isfinite(float(entry[key])):
                 row[name] = float(f"{float(entry[key]):.6g}")
         for key, value in entry.items():
-            for prefix, name in OF_EACH.items():
-                if key.startswith(prefix):
-                    row[name + key.removeprefix(prefix)] = float(f"{float(value):.6g}")
+            if key.startswith("curriculum/"):
+                row[f"band_{key.removeprefix('curriculum/')}"] = float(value)
     return [{"step": step, **row} for step, row in sorted(steps.items()) if row]
+
+
+def of_each(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The success of each capability: rows of step, capability, measure and success."""
+    return [
+        {
+            "step": int(entry["step"]),
+            "capability": key.removeprefix(prefix),
+            "measure": measure,
+            "success": float(f"{float(value):.6g}"),
+        }
+        for prefix, measure in OF_EACH.items()
+        for entry in history
+        for key, value in entry.items()
+        if key.startswith(prefix)
+    ]
 
 
 def write(
     folder: Path, stage: str, metrics: Mapping[str, float], history: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write `<stage>.json` (finite scalars) and `plots/<stage>.csv` (one row per step) into a
-    metrics folder."""
+    metrics folder, and `plots/<stage>_capabilities.csv` where the history tells them apart."""
     import pandas as pd
 
     (folder / "plots").mkdir(parents=True, exist_ok=True)
@@ -63,5 +81,8 @@ def write(
     rows = curve(history)
     present = [name for name in ("step", *COLUMNS.values()) if any(name in row for row in rows)]
     present += sorted({name for row in rows for name in row} - set(present))
-    table = pd.DataFrame(rows, columns=present)
-    table.to_csv(folder / "plots" / f"{stage}.csv", index=False, lineterminator="\n")
+    tables = {stage: pd.DataFrame(rows, columns=present)}
+    if each := of_each(history):
+        tables[f"{stage}_capabilities"] = pd.DataFrame(each)
+    for name, table in tables.items():
+        table.to_csv(folder / "plots" / f"{name}.csv", index=False, lineterminator="\n")

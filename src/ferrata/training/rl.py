@@ -21,6 +21,7 @@ from ferrata.episodes.trajectory import StopReason, Trajectory
 from ferrata.episodes.vllm import VllmPolicy
 from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.compact import make_trainer_class
+from ferrata.training.curriculum import Curriculum, Played
 from ferrata.training.head import score_labels_only
 from ferrata.training.launch import from_main, gather, processes, rank
 from ferrata.training.models import (
@@ -107,6 +108,7 @@ class Rollout:
         engine: plays with `policy`.
         policy: holds the copy of the weights.
         temperature, seed: of sampling; with step, task and sample they key its random numbers.
+        curriculum: says what is played instead of a task that is too hard yet; None: nothing.
     """
 
     def __init__(
@@ -116,12 +118,14 @@ class Rollout:
         policy: TransformersPolicy | VllmPolicy,
         temperature: float,
         seed: int,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self._tasks = {task.id: task for task in tasks}
         self._engine = engine
         self._policy = policy
         self._temperature = temperature
         self._seed = seed
+        self._curriculum = curriculum
         self._synced: int | None = None
 
     def sync(self, model: Any, step: int) -> None:
@@ -152,8 +156,13 @@ class Rollout:
         for task_id in prompts:
             samples.append(seen[task_id])
             seen[task_id] += 1
+        tasks = [self._tasks[task_id] for task_id in prompts]
+        if self._curriculum is not None:
+            tasks = [self._curriculum.choose(task, step) for task in tasks]
+            for name, level in self._curriculum.levels.items():
+                trainer._metrics["train"][f"curriculum/{name}"].append(level)
         played = self._engine.play(
-            [self._tasks[task_id] for task_id in prompts],
+            tasks,
             temperature=self._temperature,
             seed=self._seed,
             step=step,
@@ -196,17 +205,15 @@ def behaviour(played: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def played_success(played: Sequence[Trajectory]) -> list[tuple[str, bool]]:
-    """(capability, success) of each episode."""
-    return [(trajectory.task.environment, trajectory.success) for trajectory in played]
+def played_success(played: Sequence[Trajectory]) -> list[Played]:
+    """What each episode says of its capability."""
+    return [Played(t.task.environment, t.task.band, t.success) for t in played]
 
 
-def success_of_each(played: Sequence[tuple[str, bool]]) -> dict[str, float]:
-    """Share of successes per capability, where there are several."""
-    names = sorted({name for name, _ in played})
-    groups = {name: [right for own, right in played if own == name] for name in names}
-    if len(groups) == 1:
-        return {}
+def success_of_each(played: Sequence[Played]) -> dict[str, float]:
+    """Share of successes per capability."""
+    names = sorted({p.environment for p in played})
+    groups = {name: [p.success for p in played if p.environment == name] for name in names}
     return {name: sum(group) / len(group) for name, group in groups.items()}
 
 
@@ -261,7 +268,10 @@ def train_rl(
         longest = check_ready(params.vllm, budgets.max_context_tokens)
         policy = VllmPolicy(assembler.close_id, longest)
     engine = Engine(environment, assembler, policy, budgets)
-    rollout = Rollout(train, engine, policy, params.temperature, seed)
+    curriculum = None
+    if params.curriculum is not None:
+        curriculum = Curriculum(train, params.curriculum.threshold, seed)
+    rollout = Rollout(train, engine, policy, params.temperature, seed, curriculum)
     best = Best(folder.path)
     wanted = params.tasks_per_step * -(-params.steps // params.updates_per_batch)
     trainer = resumable(make_trainer_class())(
@@ -289,7 +299,9 @@ def train_rl(
         rollout.sync(trainer.accelerator.unwrap_model(trainer.model), step)
         own = validation[rank() :: processes()]
         played = gather(played_success(engine.play(own, temperature=0.0, seed=seed)))
-        success = sum(right for _, right in played) / len(played)
+        success = sum(p.success for p in played) / len(played)
+        if curriculum is not None:
+            curriculum.update(played)
         values = {"validation_success": success}
         for name, share in success_of_each(played).items():
             values[f"validation_success/{name}"] = share
@@ -313,9 +325,15 @@ def train_rl(
     else:
         first = checkpoint.notes["validation_start"]
         best.restore(checkpoint.notes)
+        if curriculum is not None:
+            curriculum.restore(checkpoint.notes["curriculum"])
         print(f"rl: going on from step {checkpoint.step} of {params.steps}", flush=True)
     trainer.checkpoint_folder = folder
-    trainer.checkpoint_notes = lambda: {**best.notes(), "validation_start": first}
+    trainer.checkpoint_notes = lambda: {
+        **best.notes(),
+        "validation_start": first,
+        **({"curriculum": curriculum.levels} if curriculum else {}),
+    }
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint.folder))
     history = [{"step": 0, **first}, *trainer.state.log_history]
     if rank() == 0:
