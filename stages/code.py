@@ -6,14 +6,13 @@ import sys
 
 from ferrata.config.fingerprint import write_fingerprints
 from ferrata.config.loader import load
-from ferrata.config.paths import project_root
+from ferrata.config.paths import params_folder, project_root
 from ferrata.errors import run_main
 
 
 def main() -> None:
-    root = project_root()
-    own = [name for name in load(root).prepare.weights if ":" in name]
-    changed = write_fingerprints(root, root / "code", own)
+    own = [name for name in load().prepare.weights if ":" in name]
+    changed = write_fingerprints(project_root(), params_folder() / "code", own)
     print(f"code changed: {', '.join(changed) if changed else 'of no stage'}")
 
 

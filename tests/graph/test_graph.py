@@ -36,9 +36,13 @@ LIMIT_S = 20 * 60  # of one command
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    return parse_yaml(path.read_text(encoding="utf-8"))
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
     from ruamel.yaml import YAML
 
-    return dict(YAML(typ="safe").load(path.read_text(encoding="utf-8")))
+    return dict(YAML(typ="safe").load(text))
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -139,6 +143,17 @@ def test_metrics_are_committed_and_nothing_persists(graph: dict[str, dict[str, A
     assert "persist" not in (ROOT / "dvc.yaml").read_text(encoding="utf-8")
 
 
+def test_the_full_study_has_the_stages_and_plots_of_the_default(
+    graph: dict[str, dict[str, Any]],
+) -> None:
+    text = (ROOT / "experiments" / "full" / "dvc.yaml").read_text(encoding="utf-8")
+    assert text.count("../../") > 10
+    study = parse_yaml(text.replace("../../", ""))
+    default = read_yaml(ROOT / "dvc.yaml")
+    del default["stages"]["register"]  # the default's model is the one that is registered
+    assert study == default
+
+
 def test_the_slow_tests_know_all_stages(graph: dict[str, dict[str, Any]]) -> None:
     arms = read_yaml(ROOT / "params.yaml")["arms"]
     assert set(arms) == set(ARMS)
@@ -146,12 +161,15 @@ def test_the_slow_tests_know_all_stages(graph: dict[str, dict[str, Any]]) -> Non
     assert once | {f"evaluate@{arm}" for arm in arms} == set(STAGES)
 
 
-def test_the_lock_is_current() -> None:
+@pytest.mark.parametrize("pipeline", ["dvc.yaml", "experiments/full/dvc.yaml"])
+def test_the_lock_is_current(pipeline: str) -> None:
     """DVC ends with 0 even when stages would run, so its output counts."""
-    if not (ROOT / "dvc.lock").is_file():
-        pytest.fail("dvc.lock is missing: run `dvc repro` and commit dvc.lock, code/ and metrics/")
-    output = run(DVC, "repro", "--allow-missing", "--dry", cwd=ROOT)
-    assert "Running stage" not in output, f"dvc.lock is out of date; `dvc repro`:\n{output}"
+    lock = (ROOT / pipeline).with_suffix(".lock")
+    again = f"`dvc repro {pipeline}`, and commit {lock.name}, code/ and metrics/ beside it"
+    if not lock.is_file():
+        pytest.fail(f"{lock} is missing: {again}")
+    output = run(DVC, "repro", "--allow-missing", "--dry", pipeline, cwd=ROOT)
+    assert "Running stage" not in output, f"{lock} is out of date: {again}\n{output}"
 
 
 # --- Complete runs of the tiny profile -----------------------------------------------------------

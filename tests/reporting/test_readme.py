@@ -111,6 +111,23 @@ def test_results(summary: dict[str, Any]) -> None:
     assert "out-of-distribution tasks: the interval includes 0." in text
 
 
+def test_the_full_study_is_quoted_where_readme_has_a_place_for_it(
+    root: Path, summary: dict[str, Any]
+) -> None:
+    path = root / "README.md"
+    path.write_text(README + "<!-- full:begin --><!-- full:end -->\n")
+    with pytest.raises(FerrataError, match=r"metrics/summary\.json is missing"):
+        update(root)
+    (root / "experiments" / "full" / "metrics").mkdir(parents=True)
+    summary["tool_use"]["test"]["rl"]["success"] = 0.77
+    (root / "experiments" / "full" / "metrics" / "summary.json").write_text(json.dumps(summary))
+    assert update(root) is True
+    before, _, after = path.read_text().partition("<!-- full:begin -->")
+    assert "0.77" in after and "0.77" not in before
+    assert "from `experiments/full/metrics/summary.json`" in after
+    assert update(root, check=True) is False
+
+
 def benchmark_files(root: Path) -> None:
     def spread(median: float) -> dict[str, float]:
         return {"median": median, "low": median - 1, "high": median + 1}

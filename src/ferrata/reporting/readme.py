@@ -1,8 +1,8 @@
 """Keeps the results in README.md equal to the committed metrics.
 
-Three blocks are generated: `results` (tables and sentences, from `metrics/summary.json`),
-`trajectories` (from `metrics/trajectories.md`) and, where README.md has its markers, `benchmarks`
-(from `benchmarks/results/`), each between `<!-- NAME:begin -->` and
+Two blocks are generated: `results` (tables and sentences, from `metrics/summary.json`) and
+`trajectories` (from `metrics/trajectories.md`); and where README.md has their markers, `full` (from
+the same file of `experiments/full`) and `benchmarks` (from `benchmarks/results/`), each between `<!-- NAME:begin -->` and
 `<!-- NAME:end -->`. Everything outside them is left as it is.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from ferrata.errors import FerrataError
 from ferrata.reporting.summary import (
     SPLITS,
+    SUMMARY,
     arms,
     claim,
     difference,
@@ -27,6 +28,7 @@ from ferrata.reporting.summary import (
 
 TRAJECTORIES = "metrics/trajectories.md"
 BENCHMARKS = "benchmarks/results"
+FULL = "experiments/full"
 MEASURED = ("stages", "episodes", "sft", "memory", "kill")
 
 
@@ -48,6 +50,8 @@ def update(root: Path, check: bool = False) -> bool:
     trajectories = _read(root / TRAJECTORIES, TRAJECTORIES, "`dvc repro` makes it")
     new = _replace(old, "results", results(read_summary(root)))
     new = _replace(new, "trajectories", trajectories)
+    if "<!-- full:" in old:
+        new = _replace(new, "full", results(read_summary(root / FULL), f"{FULL}/{SUMMARY}"))
     if "<!-- benchmarks:" in old:
         measured = {}
         for name in MEASURED:
@@ -71,9 +75,9 @@ def update(root: Path, check: bool = False) -> bool:
     return True
 
 
-def results(summary: Mapping[str, Any]) -> str:
+def results(summary: Mapping[str, Any], source: str = SUMMARY) -> str:
     """Markdown of a summary: success per arm, differences, and the sentences they support."""
-    parts = ["*Generated from `metrics/summary.json`; a change by hand is found by the checks.*"]
+    parts = [f"*Generated from `{source}`; a change by hand is found by the checks.*"]
     for environment, cells in environments(summary).items():
         level = f"{100 * summary['confidence']:.4g}%"
         parts.append(
