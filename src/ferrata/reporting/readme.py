@@ -2,8 +2,8 @@
 
 Two blocks are generated: `results` (tables and sentences, from `metrics/summary.json`) and
 `trajectories` (from `metrics/trajectories.md`); and where README.md has their markers, `full` (from
-the same file of `experiments/full`) and `benchmarks` (from `benchmarks/results/`), each between `<!-- NAME:begin -->` and
-`<!-- NAME:end -->`. Everything outside them is left as it is.
+the same file of `experiments/full`) and `benchmarks` (from `benchmarks/results/`). Each stands
+between `<!-- NAME:begin -->` and `<!-- NAME:end -->`; everything outside them is left as it is.
 """
 
 from __future__ import annotations
