@@ -403,7 +403,7 @@ def test_rl_validates_samples_and_adapts_as_told(
     def engine(*args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(
             play=lambda tasks, **_: [
-                SimpleNamespace(success=True, task=SimpleNamespace(environment="x"))
+                SimpleNamespace(success=True, task=SimpleNamespace(environment="x", band=1))
             ]
         )
 

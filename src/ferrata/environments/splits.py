@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 
 from ferrata.environments.base import Split, Task
+from ferrata.errors import FerrataError
 
 BUCKETS: Mapping[str, range] = {  # share (%) of all problems of the trained bands
     "sft": range(30),
@@ -25,21 +26,30 @@ Draw = Callable[[Split, int, int, random.Random], Task]
 
 
 def draw_tasks(name: str, split: Split, n: int, seed: int, draw: Draw) -> Iterator[Task]:
-    """`n` tasks whose signatures belong to the split, bands in turn.
+    """`n` tasks whose signatures belong to the split, bands in turn; a split whose results are
+    reported has no problem twice.
 
     Raises:
-        RuntimeError: hardly any problem of a band belongs to the split: the band is too small.
+        FerrataError: a band has too few problems for the split.
     """
+    seen: set[str] = set()
     for index in range(n):
         rng = random.Random(f"{name}/{split}/{seed}/{index}")
         band = BANDS[-1] + 1 if split == "ood" else BANDS[index % len(BANDS)]
         for _ in range(TRIES):
             task = draw(split, band, index, rng)
-            if bucket(task.signature) in BUCKETS[split]:
+            if bucket(task.signature) in BUCKETS[split] and task.signature not in seen:
+                if split in HELD_OUT:
+                    seen.add(task.signature)
                 yield task
                 break
         else:
-            raise RuntimeError(f"{name}: no problem of band {band} for {split} in {TRIES} draws")
+            raise FerrataError(
+                f"{name}: {n} tasks for {split}",
+                found=f"no further problem of band {band} in {TRIES} draws, behind {index} tasks",
+                expected="a band with that many different problems",
+                hint=f"lower prepare.{split}_tasks in params.yaml",
+            )
 
 
 def bucket(signature: str) -> int:
