@@ -119,11 +119,11 @@ def test_the_full_study_is_quoted_where_readme_has_a_place_for_it(
     with pytest.raises(FerrataError, match=r"metrics/summary\.json is missing"):
         update(root)
     (root / "experiments" / "full" / "metrics").mkdir(parents=True)
-    summary["tool_use"]["test"]["rl"]["success"] = 0.77
+    summary["tool_use"]["test"]["rl"]["success"] = 0.4321
     (root / "experiments" / "full" / "metrics" / "summary.json").write_text(json.dumps(summary))
     assert update(root) is True
     before, _, after = path.read_text().partition("<!-- full:begin -->")
-    assert "0.77" in after and "0.77" not in before
+    assert "| `rl` | 0.43 [" in after and "| `rl` | 0.43 [" not in before
     assert "from `experiments/full/metrics/summary.json`" in after
     assert update(root, check=True) is False
 

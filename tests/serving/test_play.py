@@ -52,13 +52,13 @@ def test_a_broken_call_is_named_and_never_run(typed: str) -> None:
 
 
 def test_a_person_plays_and_sees_the_reward_parts() -> None:
-    shown = ferrata("planning", "--band", "1", "--policy", "expert")
+    shown = ferrata("planning", "--band", "2", "--policy", "expert")
     assert shown.returncode == 0, shown.stderr
     calls = [
         line.split("[")[1].rstrip("]") for line in shown.stdout.splitlines() if "[craft" in line
     ]
     assert len(calls) == 2 and "right (the shortest plan has 2 steps)" in shown.stdout
-    played = ferrata("planning", "--band", "1", typed="craft(\n" + "\n".join(calls) + "\n")
+    played = ferrata("planning", "--band", "2", typed="craft(\n" + "\n".join(calls) + "\n")
     assert played.returncode == 0, played.stderr
     assert "is not a call" in played.stdout
     assert "reward  goal +1.00" in played.stdout and "right" in played.stdout

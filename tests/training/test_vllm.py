@@ -75,6 +75,7 @@ RL = {
     "epsilon": 0.2,
     "epsilon_high": 0.2,
     "beta": 0.0,
+    "curriculum": None,
     "updates_per_batch": 1,
     "eval_every": 2,
     "checkpoint_every": 0,
