@@ -11,7 +11,7 @@ import pytest
 
 from ferrata.errors import FerrataError
 from ferrata.reporting.readme import results, update
-from ferrata.reporting.summary import trajectories_text
+from ferrata.reporting.summary import claim, trajectories_text
 
 README = """# Ferrata
 
@@ -126,6 +126,13 @@ def test_the_full_study_is_quoted_where_readme_has_a_place_for_it(
     assert "| `rl` | 0.43 [" in after and "| `rl` | 0.43 [" not in before
     assert "from `experiments/full/metrics/summary.json`" in after
     assert update(root, check=True) is False
+
+
+def test_an_interval_without_a_p_value_below_it_is_no_claim() -> None:
+    few = {"diff": 0.04, "low": 0.01, "high": 0.08, "p_value": 0.0625}
+    for entry in (few, {**few, "low": -0.08, "high": -0.01}):
+        assert claim("rl_minus_sft", "test", entry).startswith("No difference between RL and SFT")
+    assert claim("rl_minus_sft", "test", {**few, "p_value": 0.03}).startswith("RL improves on SFT")
 
 
 def benchmark_files(root: Path) -> None:

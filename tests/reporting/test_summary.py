@@ -81,7 +81,7 @@ def test_missing_or_broken_summary_names_the_file_and_the_command(tmp_path: Path
     ],
 )
 def test_a_claim_is_one_that_the_interval_supports(low: float, high: float, sentence: str) -> None:
-    entry = {"diff": 0.05, "low": low, "high": high}
+    entry = {"diff": 0.05, "low": low, "high": high, "p_value": 0.01}
     assert claim("rl_minus_sft", "test", entry).startswith(sentence)
 
 

@@ -15,8 +15,7 @@ from ferrata.environments.base import Task
 
 @dataclass(frozen=True)
 class Played:
-    """What a validation episode says: of which capability and band it was, and whether it was
-    solved."""
+    """What an episode says: of which capability and band it was, and whether it was solved."""
 
     environment: str
     band: int
