@@ -18,6 +18,7 @@ from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.errors import FerrataError, run_main
 from ferrata.evaluation.compare import behaviour, by_band, flat, rounded, success_table, summarise
+from ferrata.parquet import read_parquet
 from ferrata.reporting.summary import print_summary, trajectories_text
 from ferrata.tracking.runs import stage_run
 
@@ -31,7 +32,7 @@ def episodes(root: Path, arm: str) -> pd.DataFrame:
             expected=str(path.relative_to(root)),
             hint=f"`dvc repro evaluate@{arm}` plays them",
         )
-    return pd.read_parquet(path)
+    return read_parquet(path)
 
 
 def main() -> None:

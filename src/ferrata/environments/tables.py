@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrata.errors import FerrataError
+from ferrata.parquet import read_parquet
 
 KINDS = (".jsonl", ".csv", ".parquet")
 Row = dict[str, Any]
@@ -140,7 +141,7 @@ def _frame(path: Path) -> list[Row]:
         frame = (
             pd.read_csv(path, dtype=str, keep_default_na=False)
             if path.suffix == ".csv"
-            else pd.read_parquet(path)
+            else read_parquet(path)
         )
     except (ValueError, OSError) as error:
         raise FerrataError(
