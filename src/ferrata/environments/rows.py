@@ -11,23 +11,13 @@ itself: it writes what the row says, whatever its skill.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
-from ferrata.environments.base import (
-    Demonstration,
-    Fixture,
-    Split,
-    Task,
-    Tool,
-    ToolWorld,
-    fixture_task,
-)
-from ferrata.environments.numbers import MARK, MAX_CLAIM, claimed_number
-from ferrata.environments.rows_fixtures import FIXTURES
+from ferrata.environments.base import Demonstration, Fixture, Split, Task, Tool, ToolWorld
 from ferrata.environments.rows_format import HARD, RowFormat, Style
+from ferrata.environments.rows_grading import Reward, RowGrader
 from ferrata.environments.splits import bucket
 from ferrata.environments.tables import Table
 from ferrata.errors import FerrataError
@@ -75,21 +65,12 @@ class Rows:
         style: Style = "gsm8k",
         solution: str | None = None,
         band: str | None = None,
-        reward: Callable[[Task, str], float] | None = None,
+        reward: Reward | None = None,
         attacks: Sequence[tuple[str, str, float]] = (),
     ) -> None:
-        if reward is not None and not attacks:
-            raise FerrataError(
-                f"rows {name}: reward",
-                found="a reward of your own without attacks",
-                expected="final messages that it must score as stated: attacks=[(answer, text, 0)]",
-                hint="nothing may train on a grader that was not attacked",
-            )
         self.name = name
         self._tables = {"train": train, "test": test}
-        self._style = style
-        self._reward = reward
-        self._attacks = attacks
+        self._grader = RowGrader(name, style, reward, attacks)
         form = RowFormat(name, style, question, answer, solution, band)
         self._read = lru_cache(maxsize=None)(
             lambda table: form.parse(str(self._tables[table]), self._tables[table].rows())
@@ -132,46 +113,15 @@ class Rows:
         return ()
 
     def start(self, task: Task) -> ToolWorld:
-        return ToolWorld(task.payload["question"], (), lambda text: self._grade(task, text))
+        return ToolWorld(task.payload["question"], (), lambda text: self._grader.grade(task, text))
 
     def demonstrate(self, task: Task, skill: float, rng: random.Random) -> Demonstration:
         messages = [
             {"role": "user", "content": task.payload["question"]},
             {"role": "assistant", "content": task.payload["shown"]},
         ]
-        parts, _ = self._grade(task, messages[-1]["content"])
+        parts, _ = self._grader.grade(task, messages[-1]["content"])
         return Demonstration(task, messages, success=parts["answer"] >= 1.0)
 
     def fixtures(self) -> list[Fixture]:
-        if self._reward is not None:
-            own = [(text[:40], answer, text, score) for answer, text, score in self._attacks]
-        else:
-            column = 3 if self._style == "text" else 2
-            own = [(row[0], "24", row[1], float(row[column])) for row in FIXTURES]
-        return [
-            Fixture(name, fixture_task(self.name, name, answer, {"question": "?"}), text, score)
-            for name, answer, text, score in own
-        ]
-
-    def _grade(self, task: Task, text: str) -> tuple[dict[str, float], str | None]:
-        claims = MARK.findall(text)
-        claim = claims[-1][:MAX_CLAIM] if claims else None
-        if self._reward is not None:
-            score = float(self._reward(task, text))
-            if not 0.0 <= score <= 1.0:
-                raise FerrataError(
-                    f"rows {self.name}: reward",
-                    found=f"{score:g} for {text[:60]!r}",
-                    expected="a number from 0 to 1",
-                )
-            return {"answer": score}, claim
-        if self._style == "text":
-            right = bool(claims) and _plain(claims[-1]) == _plain(task.answer)
-            return {"answer": float(right)}, claim
-        number = claimed_number(text)
-        return {"answer": float(number is not None and number == Decimal(task.answer))}, claim
-
-
-def _plain(text: str) -> str:
-    """Without case, outer white space and a full stop."""
-    return " ".join(text.casefold().removesuffix(".").split())
+        return self._grader.fixtures()
