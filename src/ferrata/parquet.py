@@ -4,7 +4,7 @@ A process that ends soon after `pandas.read_parquet` is aborted now and then ("t
 without an active exception", status -6): the threads of pyarrow's pool outlive the interpreter
 (github.com/apache/arrow, issues 34314 and 50482). The frames here are small, so that one thread
 costs nothing. pyarrow has to open the file itself: through the handle that pandas opens, threads
-are started in spite of `use_threads=False` (3 of 240 processes aborted; 0 of 400 this way).
+are started in spite of `use_threads=False` (a test counts them both ways).
 """
 
 from __future__ import annotations

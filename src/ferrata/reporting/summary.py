@@ -93,23 +93,27 @@ def difference(entry: Entry) -> str:
     return f"{'+' if entry['diff'] >= 0 else ''}{value} [{low}, {high}]"
 
 
+def shown(entry: Entry) -> int:
+    """1 or -1 where a difference is shown, in its direction, else 0. It takes an interval without 0
+    and a p-value below ALPHA: where few tasks changed, the two can disagree."""
+    if entry["p_value"] >= ALPHA:
+        return 0
+    return int(entry["low"] > 0) - int(entry["high"] < 0)
+
+
 def claim(key: str, split: str, entry: Entry) -> str:
-    """The sentence that the interval of a difference supports, and no stronger one."""
+    """The sentence that a difference supports, and no stronger one."""
     first, second = (
         name.upper() if name in ("rl", "sft") else name for name in key.split("_minus_")
     )
     where = f"on the {NAMES[split]}"
-    # Of a handful of changed tasks the bootstrap is too sure; the permutation test counts them.
-    if (entry["low"] > 0 or entry["high"] < 0) and entry["p_value"] >= ALPHA:
-        return (
-            f"No difference between {first} and {second} is shown {where}: the interval excludes "
-            f"0, but p is not below {ALPHA:g}."
-        )
-    if entry["low"] > 0:
-        return f"{first} improves on {second} {where}: the interval excludes 0."
-    if entry["high"] < 0:
-        return f"{first} is worse than {second} {where}: the interval excludes 0."
-    return f"No difference between {first} and {second} is shown {where}: the interval includes 0."
+    if direction := shown(entry):
+        verb = "improves on" if direction > 0 else "is worse than"
+        return f"{first} {verb} {second} {where}: the interval excludes 0."
+    why = "the interval includes 0"
+    if entry["low"] > 0 or entry["high"] < 0:
+        why = f"the interval excludes 0, but p is not below {ALPHA:g}"
+    return f"No difference between {first} and {second} is shown {where}: {why}."
 
 
 def print_summary(root: Path) -> None:
@@ -131,11 +135,10 @@ def print_summary(root: Path) -> None:
         console.print(_table(environment, cells, summary["confidence"], console.width >= 112))
         entry = cells.get("test", {}).get("rl_minus_sft")
         if entry:
-            said = claim("rl_minus_sft", "test", entry)
-            style = "green" if "improves" in said else "red" if "is worse" in said else "yellow"
+            style = {1: "green", -1: "red", 0: "yellow"}[shown(entry)]
             line = f"rl minus sft (test, greedy, paired): {difference(entry)}"
             console.print(Text(line, style="bold"), soft_wrap=True)
-            console.print(Text(said, style=style), soft_wrap=True)
+            console.print(Text(claim("rl_minus_sft", "test", entry), style=style), soft_wrap=True)
     console.print()
     console.print(Text("Where to look next", style="bold"))
     for what, why in NEXT:
