@@ -10,7 +10,7 @@ from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
 from ferrata.data.store import read_tasks
 from ferrata.errors import FerrataError, run_main
-from ferrata.evaluation.play import HELD_OUT, demonstrator_rows, model_rows, to_frame
+from ferrata.evaluation.play import demonstrator_rows, model_rows, to_frame
 from ferrata.tracking.runs import stage_run
 
 
@@ -27,7 +27,7 @@ def main() -> None:
         )
     name = sys.argv[1]
     arm = params.arms[name]
-    splits = {split: read_tasks(folder / "data" / "tasks", split) for split in HELD_OUT}
+    splits = {split: read_tasks(folder / "data" / "tasks", split) for split in arm.splits}
     settings = {"arm": {name: arm.model_dump()}, "evaluate": params.evaluate.model_dump()}
     with stage_run("evaluate", settings, root=project_root(), name=f"evaluate@{name}") as run:
         if arm.policy == "demonstrator":

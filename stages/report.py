@@ -9,30 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ferrata.config.loader import load, project_root
 from ferrata.config.paths import params_folder
-from ferrata.errors import FerrataError, run_main
+from ferrata.errors import run_main
 from ferrata.evaluation.compare import behaviour, by_band, flat, rounded, success_table, summarise
-from ferrata.parquet import read_parquet
+from ferrata.evaluation.stored import read_arms
 from ferrata.reporting.summary import print_summary, trajectories_text
 from ferrata.tracking.runs import stage_run
-
-
-def episodes(root: Path, arm: str) -> pd.DataFrame:
-    """The episodes of one arm; FerrataError where the stage evaluate has not written them."""
-    path = root / "evaluations" / arm / "trajectories.parquet"
-    if not path.is_file():
-        raise FerrataError(
-            f"the episodes of the arm {arm!r} are missing",
-            expected=str(path.relative_to(root)),
-            hint=f"`dvc repro evaluate@{arm}` plays them",
-        )
-    return read_parquet(path)
 
 
 def main() -> None:
@@ -48,7 +35,7 @@ def main() -> None:
             print(f"removing {folder.relative_to(root)}: not an arm of params.yaml")
             shutil.rmtree(folder)
     with stage_run("report", settings, root=project_root()) as run:
-        frames = {arm: episodes(root, arm) for arm in params.arms}
+        frames = read_arms(root, params.arms)
         summary = rounded(summarise(frames, **settings))
         acts = rounded(behaviour(frames))
         bands = by_band(frames, **settings)

@@ -236,6 +236,13 @@ def test_arms() -> None:
         edit(r"^  demonstrator:.*$", "  d: {policy: demonstrator, model: data/tasks, shots: 2}")
     )
     assert "arms.d.shots: inactive" in text
+    line = "  d: {policy: demonstrator, model: data/tasks, splits: [forms, dev]}"
+    text = message(edit(r"^  demonstrator:.*$", line))
+    assert "arms.d.splits: 'dev' is none of test, forms, ood" in text
+    text = message(edit(r"^  demonstrator:.*$", line.replace("dev", "ood")))
+    assert "arms.d.splits: `test` is missing among them" in text
+    arms = check(edit(r"^  demonstrator:.*$", line.replace("dev", "test"))).arms
+    assert arms["d"].splits == ("test", "forms") and arms["rl"].splits == ("test", "forms", "ood")
     assert "arms: found no keys" in message(
         re.sub(r"(?ms)^arms:.*?^evaluate:", "arms: {}\nevaluate:", default_text())
     )

@@ -171,11 +171,25 @@ def fewer_tasks(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["task_id"] != "test-019"]
 
 
-def no_ood(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["split"] != "ood"]
+def no_test(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["split"] != "test"]
 
 
-@pytest.mark.parametrize("spoil", [other_digest, other_tasks, fewer_tasks, no_ood])
+def test_an_arm_may_leave_forms_and_ood_out() -> None:
+    frames = three()
+    whole = summarise(frames, **HOW)["tool_use"]
+    frames["demonstrator"] = frames["demonstrator"][frames["demonstrator"]["split"] == "test"]
+    cells = summarise(frames, **HOW)["tool_use"]
+    assert cells["test"] == whole["test"]
+    assert "demonstrator" in whole["ood"] and "rl_minus_demonstrator" in whole["ood"]
+    assert set(whole["ood"]) - set(cells["ood"]) == {"demonstrator", "rl_minus_demonstrator"}
+    assert cells["ood"]["rl_minus_sft"] == whole["ood"]["rl_minus_sft"]
+    assert "demonstrator" not in behaviour(frames)["tool_use"]["ood"]
+    bands = by_band(frames, **HOW)
+    assert set(bands[bands["split"] == "ood"]["arm"]) == {"sft", "rl"}
+
+
+@pytest.mark.parametrize("spoil", [other_digest, other_tasks, fewer_tasks, no_test])
 def test_arms_of_other_tasks_are_refused(spoil: Any) -> None:
     frames = three()
     frames["rl"] = spoil(frames["rl"])

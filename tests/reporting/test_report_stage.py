@@ -83,3 +83,27 @@ def test_missing_episodes_are_one_message_and_keep_earlier_files(project: Path) 
     assert "the episodes of the arm 'sft' are missing" in done.stderr
     assert "Traceback" not in done.stderr
     assert contents(project) == before
+
+
+def test_an_arm_of_one_split_and_one_that_lacks_a_split_it_should_have_played(
+    project: Path,
+) -> None:
+    path = project / "evaluations" / "base" / "trajectories.parquet"
+    frame = pd.read_parquet(path)
+    frame[frame["split"] == "test"].to_parquet(path)
+    done = report(project)
+    assert done.returncode == 2
+    assert "the arm 'base' played other splits than params.yaml asks for" in done.stderr
+    assert "found: test" in done.stderr and "expected: test, forms, ood" in done.stderr
+    assert "`dvc repro evaluate@base` plays them" in done.stderr
+
+    yaml = YAML()
+    params = yaml.load((project / "params.yaml").read_text())
+    params["arms"]["base"]["splits"] = ["test"]
+    yaml.dump(params, project / "params.yaml")
+    done = report(project)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(contents(project)["summary.json"])["tool_use"]
+    assert "base" in cells["test"] and "base" not in cells["forms"]
+    row = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["base"])
+    assert row.split().count("-") == 2  # forms and ood

@@ -318,7 +318,8 @@ def test_sft_trainer_gets_adapter_and_validation_rows(
         raise Seen
 
     monkeypatch.setattr(trl, "SFTTrainer", trainer)
-    monkeypatch.setattr(sft, "resumable", lambda trainer_class: trainer_class)
+    for wrapper in ("resumable", "scheduled"):
+        monkeypatch.setattr(sft, wrapper, lambda trainer_class: trainer_class)
     monkeypatch.setattr(sft, "load_tokenizer", lambda folder: None)
     monkeypatch.setattr(sft, "load_model", lambda *args, **kwargs: None)
     monkeypatch.setattr(sft, "to_dataset", lambda rows, *args: list(rows))
@@ -411,7 +412,8 @@ def test_rl_validates_samples_and_adapts_as_told(
         dtypes.append(str(dtype).removeprefix("torch."))
 
     monkeypatch.setattr(rl, "make_trainer_class", lambda: make_trainer)
-    monkeypatch.setattr(rl, "resumable", lambda trainer_class: trainer_class)
+    for wrapper in ("resumable", "scheduled"):
+        monkeypatch.setattr(rl, wrapper, lambda trainer_class: trainer_class)
     monkeypatch.setattr(rl, "Rollout", FakeRollout)
     monkeypatch.setattr(rl, "Best", FakeBest)
     monkeypatch.setattr(rl, "Engine", engine)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ferrata.config.arms import SPLITS
 from ferrata.errors import FerrataError
 from ferrata.evaluation.statistics import (
     Estimate,
@@ -23,7 +24,6 @@ from ferrata.evaluation.statistics import (
     pass_at_k,
 )
 
-SPLITS = ("test", "forms", "ood")
 ALL = "all"  # every environment's tasks as one, among the keys of environments
 MODES = ("greedy", "sampled")
 DIFFERENCES = (("rl", "sft"), ("rl", "demonstrator"))
@@ -47,7 +47,8 @@ def summarise(frames: Frames, *, resamples: int, confidence: float, seed: int) -
       the same tasks, for rl minus sft and rl minus demonstrator where both arms are there;
     - `<environment>.<split>.sampled.<arm>.{success,low,high}`: mean@k over the sampled tasks.
 
-    Splits that no arm played are left out, and so is an arm that was not sampled. Where there are
+    Splits that no arm played are left out, and so is an arm where it did not play or was not
+    sampled. Where there are
     several environments, `all` is one more, which has the tasks of all.
 
     Args:
@@ -158,9 +159,8 @@ def behaviour(frames: Frames) -> dict[str, Any]:
     check(frames)
     result: dict[str, Any] = {}
     for environment, split in _cells(frames, pooled=True):
-        episodes = {
-            arm: _rows(frame, environment, split, "greedy") for arm, frame in frames.items()
-        }
+        played = {arm: _rows(frame, environment, split, "greedy") for arm, frame in frames.items()}
+        episodes = {arm: rows for arm, rows in played.items() if not rows.empty}
         reasons = sorted({str(stop) for rows in episodes.values() for stop in rows["stop"]})
         for arm, rows in episodes.items():
             cell: dict[str, Any] = {count: float(rows[count].mean()) for count in COUNTS}
@@ -287,8 +287,8 @@ def _check_same_tasks(frames: Frames, environment: str, split: str, mode: str) -
     reference: tuple[str, str, set[str]] | None = None
     for arm, frame in frames.items():
         rows = _rows(frame, environment, split, mode)
-        if rows.empty and mode == "sampled":
-            continue  # an arm need not be sampled; whoever is, on the same tasks
+        if rows.empty and (mode == "sampled" or split != "test"):
+            continue  # an arm need not be sampled, nor play forms and ood; who does, the same tasks
         digests = sorted({str(digest) for digest in rows["task_set"]})
         ids = {str(task) for task in rows["task_id"]}
         what = f"arms did not play the same tasks: {environment}, {split}, {mode}"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ferrata.config.evaluate import EvaluateParams
     from ferrata.config.params import Params
 
-HELD_OUT = ("test", "forms", "ood")
 Played = tuple[str, Trajectory]  # mode (greedy or sampled), episode
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ferrata.config.arms import SPLITS
 from ferrata.errors import FerrataError
 from ferrata.reporting.summary import (
-    SPLITS,
     SUMMARY,
     arms,
     claim,

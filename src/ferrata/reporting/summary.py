@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrata.config.arms import SPLITS
 from ferrata.errors import FerrataError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SUMMARY = "metrics/summary.json"
-SPLITS = ("test", "forms", "ood")
 NAMES = {"test": "test tasks", "forms": "unseen forms", "ood": "harder, out-of-distribution tasks"}
 NEXT = (
     ("metrics/trajectories.md", "one task as every arm played it"),
@@ -156,7 +156,7 @@ def _table(environment: str, cells: Mapping[str, Any], confidence: float, wide: 
         box=box.SIMPLE_HEAD,
     )
     table.add_column("arm", no_wrap=True)
-    for heading in ("test", "forms", "ood", "test, sampled"):
+    for heading in (*SPLITS, "test, sampled"):
         table.add_column(heading, justify="right", no_wrap=True)
     for arm in arms(cells):
         entries = [cells.get(split, {}).get(arm) for split in SPLITS]

@@ -32,6 +32,7 @@ from ferrata.training.models import (
     merged_state,
     trained_parameters,
 )
+from ferrata.training.schedule import scheduled
 from ferrata.training.vllm import check_ready, vllm_settings
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def train_rl(
     rollout = Rollout(train, engine, policy, params.temperature, seed, curriculum)
     best = Best(folder.path)
     wanted = params.tasks_per_step * -(-params.steps // params.updates_per_batch)
-    trainer = resumable(make_trainer_class())(
+    trainer = resumable(scheduled(make_trainer_class()))(
         model=load_model(start, torch.float32),
         reward_funcs=[episode_return],
         args=rl_config(

@@ -19,6 +19,7 @@ from ferrata.training.models import (
     lora_config,
     trained_parameters,
 )
+from ferrata.training.schedule import scheduled
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -111,7 +112,7 @@ def train_sft(
     model = load_model(base, torch.float32)
     best = Best(folder.path)
     steps = math.ceil(params.epochs * math.ceil(len(train) / params.batch_size))
-    trainer = resumable(SFTTrainer)(
+    trainer = resumable(scheduled(SFTTrainer))(
         model=model,
         args=sft_config(
             params, seed=seed, max_length=max_length, scratch=folder.scratch, steps=steps
