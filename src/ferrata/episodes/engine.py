@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ferrata.chat import Assembler
 from ferrata.config.episodes import EpisodesParams
@@ -29,9 +29,18 @@ COST = "cost"  # reward part: of calls and tokens, where params.yaml gives them 
 
 @dataclass
 class _Live:
+    """An episode in play. `open` has the position, in the trajectory, of each agent's context; the
+    agent who acts is `agent`."""
+
     trajectory: Trajectory
     world: World
-    agent: str
+    seed: tuple[int, ...]
+    agent: str = ""
+    open: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def context(self) -> Context:
+        return self.trajectory.contexts[self.open[self.agent]]
 
 
 class Engine:
@@ -85,30 +94,20 @@ class Engine:
         live: list[_Live] = []
         prompts: list[Prompt] = []
         for task, sample in zip(tasks, samples, strict=True):
-            world = self._environment.start(task)
-            ((agent, observation),) = world.reset().items()
-            trajectory = Trajectory(task, sample, messages=list(observation.messages))
-            shots = self._shots.get(task.environment, ())
-            ids = self._assembler.prompt([*shots, *observation.messages], observation.tools)
-            limit = self._limit(len(ids))
-            if limit < 1:
+            key = (seed, step, zlib.crc32(task.id.encode()), sample)
+            episode = _Live(Trajectory(task, sample), self._environment.start(task), key)
+            live.append(episode)
+            going_on = self._show(len(live) - 1, episode, episode.world.reset())
+            if not isinstance(going_on, Prompt):
                 raise FerrataError(
                     f"task {task.id}",
-                    found=f"a prompt of {len(ids)} tokens",
+                    found=f"a prompt of {len(episode.context.ids)} tokens",
                     expected=f"fewer than {self._budgets.max_context_tokens} tokens",
                     hint="raise episodes.max_context_tokens, or lower the arm's shots",
                 )
-            trajectory.contexts.append(
-                Context(agent, ids, [0] * len(ids), [0.0] * len(ids), len(ids))
-            )
-            live.append(_Live(trajectory, world, agent))
-            prompts.append(
-                Prompt(list(ids), limit, (seed, step, zlib.crc32(task.id.encode()), sample))
-            )
-            for message in observation.messages:
-                self._observe(len(live) - 1, message)
+            prompts.append(going_on)
 
-        def on_turn(index: int, turn: Sampled) -> Continuation | None:
+        def on_turn(index: int, turn: Sampled) -> Continuation | Prompt | None:
             going_on = self._turn(index, live[index], turn)
             if going_on is None and progress is not None:
                 progress(1)
@@ -124,47 +123,68 @@ class Engine:
         if self._observer is not None:
             self._observer(index, message)
 
-    def _turn(self, index: int, episode: _Live, turn: Sampled) -> Continuation | None:
-        """Record a sampled turn, let the world answer it, and say how the context goes on."""
+    def _turn(self, index: int, episode: _Live, turn: Sampled) -> Continuation | Prompt | None:
+        """Record a sampled turn, let the world answer it, and say how the episode goes on."""
         record = episode.trajectory
-        context = record.contexts[-1]
-        context.ids += turn.ids
-        context.mask += [1] * len(turn.ids)
-        context.logprobs += turn.logprobs
+        episode.context.append(turn.ids, turn.logprobs)
         record.turns += 1
         reply = self._assembler.parse(turn.ids)
-        message = _message(reply)
-        record.messages.append(message)
-        self._observe(index, message)
-        self._charge(record, self._budgets.token_cost * len(turn.ids))
+        self._tell(index, episode, [_message(reply)])
+        self._charge(episode, self._budgets.token_cost * len(turn.ids))
         if not turn.closed:
             return self._stop(record, StopReason.OUT_OF_TOKENS)
         step = self._step(episode, reply)
-        self._charge(record, self._budgets.call_cost * len(step.results))
-        if step.rewards:
-            record.rewards.append(dict(step.rewards[episode.agent]))
+        self._charge(episode, self._budgets.call_cost * len(step.results))
+        for agent, parts in step.rewards.items():
+            record.earn(agent, parts)
         record.measures |= step.measures
         record.calls += len(step.results)
         invalid = sum(r.outcome in ("invalid", "refused") for r in step.results)
         record.invalid_calls += invalid
         if invalid and self._budgets.invalid_call_cost:
-            record.rewards.append({INVALID: -self._budgets.invalid_call_cost * invalid})
+            record.earn(episode.agent, {INVALID: -self._budgets.invalid_call_cost * invalid})
         record.failed_calls += sum(r.outcome == "failed" for r in step.results)
         if step.done:
             record.answer, record.success = step.answer, step.success
             return self._stop(record, StopReason.ENDED if reply.calls else StopReason.ANSWERED)
-        answers = [self._cut(m) for m in step.observations[episode.agent].messages]
-        record.messages += answers
-        for answer in answers:
-            self._observe(index, answer)
-        ids = self._assembler.extension(answers)
-        context.ids += ids
-        context.mask += [0] * len(ids)
-        context.logprobs += [0.0] * len(ids)
-        stop = self._exhausted(record, len(context.ids))
+        return self._show(index, episode, step.observations)
+
+    def _show(
+        self, index: int, episode: _Live, observations: Mapping[str, Observation]
+    ) -> Continuation | Prompt | None:
+        """Let the agent who acts next see what the world shows it."""
+        record, before = episode.trajectory, episode.agent
+        ((episode.agent, observation),) = observations.items()
+        opens = observation.new_context or episode.agent not in episode.open
+        if opens:
+            shots = self._shots.get(record.task.environment, ())
+            ids = self._assembler.prompt([*shots, *observation.messages], observation.tools)
+            episode.open[episode.agent] = len(record.contexts)
+            record.contexts.append(Context(episode.agent, [], [], [], len(ids)))
+            shown = list(observation.messages)
+        else:
+            shown = [self._cut(message) for message in observation.messages]
+            ids = self._assembler.extension(shown)
+        episode.context.append(ids)
+        self._tell(index, episode, shown)
+        stop = self._exhausted(record, len(episode.context.ids))
         if stop is not None:
             return self._stop(record, stop)
-        return Continuation(ids, self._limit(len(context.ids)))
+        limit = self._limit(len(episode.context.ids))
+        if not opens and episode.agent == before:
+            return Continuation(ids, limit)
+        # Turns are counted into the key where a context comes back, so that no number comes twice.
+        key = (*episode.seed, record.turns) if record.turns else episode.seed
+        return Prompt(list(episode.context.ids), limit, key)
+
+    def _tell(self, index: int, episode: _Live, messages: Sequence[Message]) -> None:
+        """Write messages down as those of the agent's context."""
+        which = episode.open[episode.agent]
+        several = {"context": which, "agent": episode.agent} if which else {}
+        for message in messages:
+            marked = {**message, **several}
+            episode.trajectory.messages.append(marked)
+            self._observe(index, marked)
 
     def _step(self, episode: _Live, reply: Reply) -> Step:
         """The world's answer; a turn that could not be read is answered here, the same for every
@@ -194,9 +214,9 @@ class Engine:
         return {**message, "content": text[: self._budgets.max_result_chars] + CUT}
 
     @staticmethod
-    def _charge(record: Trajectory, cost: float) -> None:
+    def _charge(episode: _Live, cost: float) -> None:
         if cost:
-            record.rewards.append({COST: -cost})
+            episode.trajectory.earn(episode.agent, {COST: -cost})
 
     @staticmethod
     def _stop(record: Trajectory, reason: StopReason) -> None:

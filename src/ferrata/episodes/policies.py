@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,9 +55,12 @@ class Continuation:
     limit: int
 
 
-OnTurn = Callable[[int, Sampled], Continuation | None]
-"""Called with a prompt's position and its finished turn; returns how the context goes on, or None
-at its end."""
+OnTurn = Callable[[int, Sampled], Continuation | Prompt | None]
+"""Called with a prompt's position and its finished turn; returns how the context goes on; or a
+prompt, where another context is played in its place (a new one, or one that waited for another
+agent); or None at the end."""
+
+_Answered = Callable[[int, Sampled], Continuation | None]  # with other contexts put in line
 
 
 class Policy(Protocol):
@@ -168,11 +171,19 @@ class TransformersPolicy:
             self._play(prompts, temperature, on_turn)
 
     def _play(self, prompts: Sequence[Prompt], temperature: float, on_turn: OnTurn) -> None:
-        waiting = deque(enumerate(prompts))
+        waiting: deque[tuple[int, Prompt]] = deque(enumerate(prompts))
         admitted = {tuple(prompt.ids) for prompt in prompts[: self._batch_size]}
         cache = SlotCache(len(admitted))
-        begun = self._begin([prompt.ids for prompt in prompts], cache)
+        shared = self._begin([prompt.ids for prompt in prompts], cache)
         rows: list[_Row] = []
+
+        def turned(index: int, turn: Sampled) -> Continuation | None:
+            answer = on_turn(index, turn)
+            if isinstance(answer, Prompt):  # first in line: its episode is under way
+                waiting.appendleft((index, answer))
+                return None
+            return answer
+
         while waiting or rows:
             room = self._batch_size - sum(len(row.members) for row in rows)
             fresh: dict[tuple[int, ...], _Row] = {}
@@ -181,36 +192,38 @@ class TransformersPolicy:
                 member = _Member(index, uniforms(prompt.seed) if temperature > 0 else None)
                 key = (prompt.limit, *prompt.ids)
                 if key not in fresh:
-                    which = begun.get(index)
+                    which = _beginning(shared, prompt.ids)
                     done = cache.length(which)
                     rest = list(prompt.ids[done:])
                     fresh[key] = _Row([], -1, done, rest, prompt.limit, which)
                 fresh[key].members.append(member)
             for row, slot in zip(fresh.values(), _free(cache, rows, len(fresh)), strict=True):
                 row.slot = slot
-            rows = self._pass([*rows, *fresh.values()], cache, temperature, on_turn)
+            rows = self._pass([*rows, *fresh.values()], cache, temperature, turned)
             if not waiting and rows and len(rows) <= KEEP * cache.slots:
                 rows.sort(key=lambda row: row.slot)
                 cache.keep([row.slot for row in rows])
                 for slot, row in enumerate(rows):
                     row.slot = slot
 
-    def _begin(self, contexts: Sequence[Sequence[int]], cache: SlotCache) -> dict[int, int]:
-        """Compute what many contexts begin with; returns which beginning each has, where it has
-        one."""
-        begun: dict[int, int] = {}
+    def _begin(
+        self, contexts: Sequence[Sequence[int]], cache: SlotCache
+    ) -> dict[tuple[int, ...], int]:
+        """Compute what many contexts begin with; returns the cache's number of each beginning."""
+        shared: dict[tuple[int, ...], int] = {}
         for length, group in beginnings(contexts):
-            if length:
-                forward(self.model, [Piece(0, 0, contexts[group[0]][:length])], cache)
-                begun |= dict.fromkeys(group, cache.share(length))
-        return begun
+            ids = tuple(contexts[group[0]][:length])
+            if length and ids not in shared:
+                forward(self.model, [Piece(0, 0, ids)], cache)
+                shared[ids] = cache.share(length)
+        return shared
 
     def _pass(
         self,
         rows: list[_Row],
         cache: SlotCache,
         temperature: float,
-        on_turn: OnTurn,
+        on_turn: _Answered,
     ) -> list[_Row]:
         """Append what is pending, sample the next token of every context; returns the rows that go
         on."""
@@ -234,7 +247,7 @@ class TransformersPolicy:
         return going_on
 
     def _successors(
-        self, row: _Row, picks: Sequence[tuple[int, float]], on_turn: OnTurn
+        self, row: _Row, picks: Sequence[tuple[int, float]], on_turn: _Answered
     ) -> list[_Row]:
         """The rows that a row becomes when its members have picked (token, log-probability); the
         first keeps its slot, the others have slot -1."""
@@ -257,6 +270,13 @@ class TransformersPolicy:
                 )
             alike[key].members.append(member)
         return list(alike.values())
+
+
+def _beginning(shared: Mapping[tuple[int, ...], int], ids: Sequence[int]) -> int | None:
+    """The longest beginning that leaves a token of `ids` behind it; None: there is none."""
+    lengths = sorted({len(beginning) for beginning in shared}, reverse=True)
+    starts = (tuple(ids[:length]) for length in lengths if length < len(ids))
+    return next((shared[start] for start in starts if start in shared), None)
 
 
 def _free(cache: SlotCache, rows: Sequence[_Row], n: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -36,6 +37,12 @@ class Context:
     logprobs: list[float]
     prompt_length: int
 
+    def append(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Add what the agent sampled (with its log-probabilities), or what it was told."""
+        self.ids += ids
+        self.mask += [int(logprobs is not None)] * len(ids)
+        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+
 
 @dataclass
 class Trajectory:
@@ -43,8 +50,11 @@ class Trajectory:
 
     Attributes:
         sample: which of several episodes of the same task this is.
-        messages: the conversation in words, system message left out.
+        contexts: in the order in which they were opened.
+        messages: the conversation in words as it went, system message left out; `context` says of
+            which context a message is, where that is not the first.
         rewards: named parts, in the order in which they were earned.
+        returns: undiscounted sum of the parts of each agent that earned any.
         calls, invalid_calls, failed_calls: tool calls made; could not be run (the model's fault);
             broke (the tool's).
         answer: what the grader read as the claimed answer, or None.
@@ -58,6 +68,7 @@ class Trajectory:
     contexts: list[Context] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     rewards: list[dict[str, float]] = field(default_factory=list)
+    returns: dict[str, float] = field(default_factory=dict)
     stop: StopReason | None = None
     turns: int = 0
     calls: int = 0
@@ -67,9 +78,14 @@ class Trajectory:
     success: bool = False
     measures: dict[str, float] = field(default_factory=dict)
 
+    def earn(self, agent: str, parts: Mapping[str, float]) -> None:
+        """Add reward parts of an agent."""
+        self.rewards.append(dict(parts))
+        self.returns[agent] = self.returns.get(agent, 0.0) + sum(parts.values())
+
     @property
     def episode_return(self) -> float:
-        """Undiscounted sum of all reward parts."""
+        """Undiscounted sum of all reward parts, of all agents."""
         return float(sum(sum(parts.values()) for parts in self.rewards))
 
     @property
@@ -79,7 +95,6 @@ class Trajectory:
 
     def to_row(self) -> dict[str, Any]:
         """A flat row for Parquet; the columns that evaluation and report read."""
-        context = self.contexts[0] if self.contexts else Context("agent", [], [], [], 0)
         return {
             "split": self.task.split,
             "environment": self.task.environment,
@@ -99,9 +114,10 @@ class Trajectory:
             "expected": str(self.task.answer),
             "answer": self.answer,
             "messages": json.dumps(self.messages, ensure_ascii=False),
-            "token_ids": context.ids,
-            "mask": context.mask,
-            "logprobs": context.logprobs,
+            "contexts": [
+                {"agent": c.agent, "token_ids": c.ids, "mask": c.mask, "logprobs": c.logprobs}
+                for c in self.contexts
+            ],
         }
 
 
@@ -109,7 +125,11 @@ def render(messages: list[Message]) -> str:
     """A conversation as plain text for terminals and reports: one line per turn, calls as the model
     writes them."""
     lines = []
+    context = 0
     for message in messages:
+        if message.get("context", 0) != context:
+            context = message.get("context", 0)
+            lines.append(f"{'':>9}  --- {message.get('agent', 'context')} {context + 1} ---")
         calls = [call.get("function", call) for call in message.get("tool_calls", ())]
         text = str(message.get("content") or "")
         for call in calls:

@@ -167,7 +167,8 @@ class VllmPolicy:
         answer = on_turn(row.index, Sampled(row.turn, row.logprobs, closed))
         if answer is None:
             return False
-        row.ids += answer.ids
+        # A prompt is the whole of another context.
+        row.ids = [*(() if isinstance(answer, Prompt) else row.ids), *answer.ids]
         row.limit, row.turn, row.logprobs = answer.limit, [], []
         return True
 
