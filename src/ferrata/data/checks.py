@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from ferrata.chat import Assembler
+from ferrata.chat import Assembler, Encoded
 from ferrata.config.episodes import EpisodesParams
 from ferrata.environments.base import Demonstration, Environment, Split, Task
 from ferrata.errors import FerrataError
@@ -105,23 +105,11 @@ def check_demonstrations(
     """
     longest = 0
     for demonstration in demonstrations:
-        encoded = assembler.encode(demonstration.messages, environment.tools(demonstration.task))
-        if len(encoded.ids) > budgets.max_context_tokens or not any(encoded.mask):
-            raise FerrataError(
-                f"demonstration of {demonstration.task.id}",
-                found=f"{len(encoded.ids)} tokens, {sum(encoded.mask)} of them the assistant's",
-                expected=f"1 to episodes.max_context_tokens = {budgets.max_context_tokens}",
-                hint="raise episodes.max_context_tokens in params.yaml",
-            )
-        turn = max(sum(run) for _, run in groupby(encoded.mask))
-        if turn > budgets.max_turn_tokens:
-            raise FerrataError(
-                f"demonstration of {demonstration.task.id}",
-                found=f"an assistant turn of {turn} tokens",
-                expected=f"at most episodes.max_turn_tokens = {budgets.max_turn_tokens}",
-                hint="raise episodes.max_turn_tokens in params.yaml: a policy that learns such "
-                "turns would be cut in each",
-            )
+        tools = environment.tools(demonstration.task)
+        for messages in demonstration.contexts():
+            encoded = assembler.encode(messages, tools)
+            _check_context(demonstration.task, encoded, budgets)
+            longest = max(longest, len(encoded.ids))
         steps = demonstration.play(environment.start(demonstration.task))
         if len(steps) > budgets.max_turns:
             raise FerrataError(
@@ -138,5 +126,23 @@ def check_demonstrations(
                 expected=f"success {demonstration.success}, as the demonstration says",
                 hint=f"correct `demonstrate` or the grader of {demonstration.task.environment}",
             )
-        longest = max(longest, len(encoded.ids))
     return longest
+
+
+def _check_context(task: Task, encoded: Encoded, budgets: EpisodesParams) -> None:
+    if len(encoded.ids) > budgets.max_context_tokens or not any(encoded.mask):
+        raise FerrataError(
+            f"demonstration of {task.id}",
+            found=f"{len(encoded.ids)} tokens, {sum(encoded.mask)} of them the assistant's",
+            expected=f"1 to episodes.max_context_tokens = {budgets.max_context_tokens}",
+            hint="raise episodes.max_context_tokens in params.yaml",
+        )
+    turn = max(sum(run) for _, run in groupby(encoded.mask))
+    if turn > budgets.max_turn_tokens:
+        raise FerrataError(
+            f"demonstration of {task.id}",
+            found=f"an assistant turn of {turn} tokens",
+            expected=f"at most episodes.max_turn_tokens = {budgets.max_turn_tokens}",
+            hint="raise episodes.max_turn_tokens in params.yaml: a policy that learns such "
+            "turns would be cut in each",
+        )

@@ -215,12 +215,19 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An episode as a demonstrator played it: the messages of one context, and whether its answer
-    is right."""
+    """An episode as a demonstrator played it, and whether its answer is right.
+
+    messages: of all contexts, as the episode went; `context` is the number of a message's context,
+        where that is not the first.
+    """
 
     task: Task
     messages: list[Message]
     success: bool
+
+    def contexts(self) -> list[list[Message]]:
+        """The messages of each context, in the order in which the contexts were opened."""
+        return contexts(self.messages)
 
     def play(self, world: World) -> list[Step]:
         """What this world answers to each turn of the demonstrator, in order, up to the step that
@@ -231,7 +238,45 @@ class Demonstration:
             if message["role"] == "assistant" and not (steps and steps[-1].done):
                 calls = tuple(ToolCall(**call) for call in message.get("tool_calls", ()))
                 steps.append(world.step(agent, Reply(message["content"], calls)))
+                (agent,) = steps[-1].observations or (agent,)
         return steps
+
+
+def contexts(messages: Sequence[Message]) -> list[list[Message]]:
+    """Messages of an episode, sorted into its contexts."""
+    parts: dict[int, list[Message]] = {}
+    for message in messages:
+        parts.setdefault(message.get("context", 0), []).append(message)
+    return [parts[number] for number in sorted(parts)]
+
+
+def play_out(world: World, act: Callable[[str, Sequence[Message]], Reply]) -> list[Message]:
+    """Play a world to its end; the messages of all contexts, as a demonstration has them.
+
+    Args:
+        act: gives the turn of an agent who has the messages of its context before it.
+    """
+    played: list[Message] = []
+    open_: dict[str, int] = {}
+    observations: Mapping[str, Observation] = world.reset()
+    while True:
+        ((agent, seen),) = observations.items()
+        if seen.new_context or agent not in open_:
+            open_[agent] = 1 + max((m.get("context", 0) for m in played), default=-1)
+        mark = {"context": open_[agent], "agent": agent} if open_[agent] else {}
+        played += [{**message, **mark} for message in seen.messages]
+        own = [message for message in played if message.get("context", 0) == open_[agent]]
+        reply = act(agent, own)
+        said: Message = {"role": "assistant", "content": reply.content, **mark}
+        if reply.calls:
+            said["tool_calls"] = [
+                {"name": call.name, "arguments": dict(call.arguments)} for call in reply.calls
+            ]
+        played.append(said)
+        step = world.step(agent, reply)
+        if step.done:
+            return played
+        observations = step.observations
 
 
 @dataclass(frozen=True)
@@ -252,8 +297,9 @@ class Fixture:
         for reply in (*(Reply("", (call,)) for call in self.calls), Reply(self.content)):
             if not done:
                 step = world.step(agent, reply)
-                total += sum(step.rewards.get(agent, {}).values())
+                total += sum(sum(parts.values()) for parts in step.rewards.values())
                 done = step.done
+                (agent,) = step.observations or (agent,)
         return total
 
 

@@ -183,7 +183,7 @@ def from_scratch(
     tasks = list(environment.tasks("sft", scratch.corpus_episodes, seed + 1))
     corpus = demonstrate(environment, tasks, skill=1.0, seed=seed + 1)
     plain = _ChatMl(chat)
-    texts = [plain.render(d.messages, environment.tools(d.task)) for d in corpus]
+    texts = [plain.render(m, environment.tools(d.task)) for d in corpus for m in d.contexts()]
     tokenizer = prepare_tokenizer(
         train_tokenizer(texts, scratch.vocab_size, scratch.max_position), "ferrata"
     )
@@ -206,7 +206,9 @@ def from_scratch(
     if scratch.steps == 0:
         return model, tokenizer, {}
     assembler = Assembler(tokenizer, chat.system)
-    rows = [assembler.encode(d.messages, environment.tools(d.task)).ids for d in corpus]
+    rows = [
+        assembler.encode(m, environment.tools(d.task)).ids for d in corpus for m in d.contexts()
+    ]
     return (
         model,
         tokenizer,

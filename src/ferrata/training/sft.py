@@ -31,10 +31,15 @@ if TYPE_CHECKING:
 def to_dataset(
     demonstrations: Sequence[Demonstration], environment: Environment, assembler: Assembler
 ) -> Dataset:
-    """Rows of `input_ids` and `assistant_masks` (equal lengths), from the one assembler."""
+    """Rows of `input_ids` and `assistant_masks` (equal lengths), from the one assembler; one row per
+    context."""
     from datasets import Dataset
 
-    encoded = [assembler.encode(d.messages, environment.tools(d.task)) for d in demonstrations]
+    encoded = [
+        assembler.encode(messages, environment.tools(d.task))
+        for d in demonstrations
+        for messages in d.contexts()
+    ]
     return Dataset.from_dict(
         {"input_ids": [e.ids for e in encoded], "assistant_masks": [e.mask for e in encoded]}
     )
