@@ -281,20 +281,22 @@ def play_out(world: World, act: Callable[[str, Sequence[Message]], Reply]) -> li
 
 @dataclass(frozen=True)
 class Fixture:
-    """An episode that attacks the grader: calls, one a turn, then a final message (if the calls
-    have not ended it), and the return that it must get."""
+    """An episode that attacks the grader: calls, one a turn, then messages without calls (`turns`,
+    and `content` as the last; as many as the episode takes), and the return that it must get."""
 
     name: str
     task: Task
     content: str
     reward: float
     calls: tuple[ToolCall, ...] = ()
+    turns: tuple[str, ...] = ()
 
     def play(self, world: World) -> float:
         """The return that this world's grader gives."""
         (agent,) = world.reset()
         total, done = 0.0, False
-        for reply in (*(Reply("", (call,)) for call in self.calls), Reply(self.content)):
+        said = (*self.turns, self.content)
+        for reply in (*(Reply("", (call,)) for call in self.calls), *map(Reply, said)):
             if not done:
                 step = world.step(agent, reply)
                 total += sum(sum(parts.values()) for parts in step.rewards.values())
