@@ -1,0 +1,91 @@
+"""A game of two against each other with a known optimum: take one to three stones, the last wins.
+
+Who leaves a multiple of four wins against everybody (a one-pile subtraction game; R. Sprague 1935,
+P. Grundy 1939).
+"""
+
+from __future__ import annotations
+
+import random
+
+from ferrata.environments.base import Observation, Reply, Step, Task
+from ferrata.environments.numbers import claimed_number
+
+PLAYERS = ("first", "second")
+MOST = 3
+RULES = (
+    "There are {n} stones. In turn each takes 1, 2 or 3. Who takes the last one wins. Your turn.",
+    "{n} stones lie here. You and I take one, two or three by turns, and the last stone wins. Go.",
+)
+TOOK = ("I took {took}. {n} are left.", "I take {took}, that leaves {n}.")
+
+
+def best(stones: int) -> int:
+    """A move that leaves a multiple of four, or 1 where there is none."""
+    return stones % (MOST + 1) or 1
+
+
+class StonesWorld:
+    """Two players with a context each; or one, against a perfect opponent that the world plays.
+
+    The winner gets 1, the loser 0. A turn that is no possible move loses.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._left = task.payload["stones"]
+        self._form = task.payload["wording"]
+        self._alone = task.payload["alone"]
+        self._question = task.payload["question"]
+        self._moves = self._good = 0
+        self._waiting = set(PLAYERS)
+
+    def reset(self) -> dict[str, Observation]:
+        self._waiting.discard(PLAYERS[0])
+        message = {"role": "user", "content": self._question}
+        return {PLAYERS[0]: Observation([message], new_context=True)}
+
+    def step(self, agent: str, reply: Reply) -> Step:
+        claimed = None if reply.calls else claimed_number(reply.content)
+        other = PLAYERS[1 - PLAYERS.index(agent)]
+        if claimed is None or claimed not in range(1, min(MOST, self._left) + 1):
+            return self._end(other, None)
+        took = int(claimed)
+        if self._left % (MOST + 1):
+            self._moves += 1
+            self._good += (self._left - took) % (MOST + 1) == 0
+        self._left -= took
+        if not self._left:
+            return self._end(agent, str(took))
+        if self._alone:
+            took = best(self._left)
+            self._left -= took
+            if not self._left:
+                return self._end(other, None)
+            return Step({agent: self._told(TOOK[self._form].format(took=took, n=self._left))})
+        if other in self._waiting:
+            self._waiting.discard(other)
+            rules = RULES[self._form].format(n=self._left)
+            return Step({other: self._told(rules, new_context=True)})
+        return Step({other: self._told(TOOK[self._form].format(took=took, n=self._left))})
+
+    def _told(self, text: str, new_context: bool = False) -> Observation:
+        return Observation([{"role": "user", "content": text}], new_context=new_context)
+
+    def _end(self, winner: str, answer: str | None) -> Step:
+        """perfect_moves: share of the moves from winning positions that kept the win, of both."""
+        measures = {"perfect_moves": self._good / self._moves} if self._moves else {}
+        return Step(
+            rewards={player: {"win": float(player == winner)} for player in PLAYERS},
+            done=True,
+            answer=answer,
+            success=winner == PLAYERS[0],
+            measures=measures,
+        )
+
+
+def act(stones: int, hasty: bool, rng: random.Random) -> Reply:
+    """A move of the demonstrator; a hasty one takes as many as it may until it sees the end."""
+    if stones % (MOST + 1) == 0:
+        return Reply(f"Answer: {rng.randint(1, MOST)}")
+    took = MOST if hasty and stones > MOST else best(stones)
+    return Reply(f"{stones} - {took} = {stones - took}\nAnswer: {took}")
