@@ -14,6 +14,9 @@ BUILT_IN = {
     "tool_use": "ferrata.environments.tool_use:ToolUse",
     "reasoning": "ferrata.environments.reasoning:Reasoning",
     "planning": "ferrata.environments.planning:Planning",
+    "memory": "ferrata.environments.memory:Memory",
+    "self_improvement": "ferrata.environments.self_improvement:SelfImprovement",
+    "multi_agent": "ferrata.environments.multi_agent:MultiAgent",
 }
 NEEDED = [name for name in vars(Environment) if not name.startswith("_")]
 RESERVED = ("all", "confidence")  # keys of metrics/summary.json that are no environments

@@ -250,8 +250,11 @@ def contexts(messages: Sequence[Message]) -> list[list[Message]]:
     return [parts[number] for number in sorted(parts)]
 
 
-def play_out(world: World, act: Callable[[str, Sequence[Message]], Reply]) -> list[Message]:
-    """Play a world to its end; the messages of all contexts, as a demonstration has them.
+def play_out(
+    world: World, act: Callable[[str, Sequence[Message]], Reply]
+) -> tuple[list[Message], Step]:
+    """Play a world to its end; the messages of all contexts, as a demonstration has them, and the
+    step that was the last.
 
     Args:
         act: gives the turn of an agent who has the messages of its context before it.
@@ -275,14 +278,15 @@ def play_out(world: World, act: Callable[[str, Sequence[Message]], Reply]) -> li
         played.append(said)
         step = world.step(agent, reply)
         if step.done:
-            return played
+            return played, step
         observations = step.observations
 
 
 @dataclass(frozen=True)
 class Fixture:
     """An episode that attacks the grader: calls, one a turn, then messages without calls (`turns`,
-    and `content` as the last; as many as the episode takes), and the return that it must get."""
+    and `content` as the last; as many as the episode takes), and the return that whoever begins
+    must get."""
 
     name: str
     task: Task
@@ -294,12 +298,12 @@ class Fixture:
     def play(self, world: World) -> float:
         """The return that this world's grader gives."""
         (agent,) = world.reset()
-        total, done = 0.0, False
+        first, total, done = agent, 0.0, False
         said = (*self.turns, self.content)
         for reply in (*(Reply("", (call,)) for call in self.calls), *map(Reply, said)):
             if not done:
                 step = world.step(agent, reply)
-                total += sum(sum(parts.values()) for parts in step.rewards.values())
+                total += sum(step.rewards.get(first, {}).values())
                 done = step.done
                 (agent,) = step.observations or (agent,)
         return total

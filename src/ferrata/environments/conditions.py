@@ -6,14 +6,17 @@ import random
 from dataclasses import dataclass
 
 NUMBERS = range(10, 100)
+TRIES = 10_000
 SAID = {
     "between": ("It is between {a} and {b}.", "It is {a} at least and {b} at most."),
     "even": ("It is even.", "Two divides it."),
     "odd": ("It is odd.", "Two does not divide it."),
     "multiple": ("It is a multiple of {a}.", "It can be divided by {a}."),
-    "ends": ("It ends in {a}.", "Its last digit is {a}."),
-    "begins": ("It begins with {a}.", "Its first digit is {a}."),
-    "sum": ("Its digits add up to {a}.", "The sum of its digits is {a}."),
+    "without": ("It has no {a}.", "The digit {a} is not in it."),
+    "rising": ("Its first digit is the smaller one.", "Its last digit is larger than the other."),
+    "falling": ("Its first digit is the larger one.", "Its last digit is smaller than the other."),
+    "more": ("Its digits add up to more than {a}.", "The sum of its digits is above {a}."),
+    "less": ("Its digits add up to less than {a}.", "The sum of its digits is below {a}."),
 }
 
 
@@ -33,9 +36,11 @@ class Condition:
             "even": number % 2 == 0,
             "odd": number % 2 == 1,
             "multiple": self.a > 0 and number % self.a == 0,
-            "ends": ones == self.a,
-            "begins": tens == self.a,
-            "sum": tens + ones == self.a,
+            "without": self.a not in (tens, ones),
+            "rising": tens < ones,
+            "falling": tens > ones,
+            "more": tens + ones > self.a,
+            "less": tens + ones < self.a,
         }[self.kind]
 
     def words(self, form: int) -> str:
@@ -50,23 +55,36 @@ def meets(number: int, conditions: list[Condition]) -> bool:
 
 def draw_conditions(count: int, rng: random.Random) -> tuple[int, list[Condition]]:
     """A number, and `count` conditions of different kinds that it meets, each of which excludes
-    something that the others leave."""
-    while True:
-        number = rng.choice(NUMBERS)
+    something that the others leave.
+
+    Raises:
+        ValueError: there are not that many conditions that differ so (5 are found, 7 cannot be).
+    """
+    for _ in range(TRIES):
+        number = rng.choice([n for n in NUMBERS if n // 10 != n % 10])
         tens, ones = divmod(number, 10)
         low = max(10, number - rng.randint(4, 20))
-        factors = [k for k in range(3, 10) if number % k == 0]
+        factors = [k for k in range(3, 8) if number % k == 0]
+        absent = [digit for digit in range(10) if digit not in (tens, ones)]
+        sums = [
+            Condition("more", tens + ones - rng.randint(1, 3)),
+            Condition("less", tens + ones + rng.randint(1, 3)),
+        ]
         possible = [
-            Condition("between", low, min(99, low + rng.randint(18, 28))),
+            Condition("between", low, min(99, low + rng.randint(18, 40))),
             Condition("even" if number % 2 == 0 else "odd"),
-            Condition("ends", ones),
-            Condition("begins", tens),
-            Condition("sum", tens + ones),
+            Condition("rising" if tens < ones else "falling"),
+            Condition("without", rng.choice(absent)),
+            rng.choice(sums),
             *([Condition("multiple", rng.choice(factors))] if factors else []),
         ]
-        chosen = rng.sample(possible, count)
-        fewer = [[c for c in chosen if c is not left_out] for left_out in chosen]
-        if all(
-            any(meets(n, others) and not meets(n, chosen) for n in NUMBERS) for others in fewer
-        ):
+        chosen = rng.sample(possible, min(count, len(possible)))
+        if len(chosen) == count and all(_needed(one, chosen) for one in chosen):
             return number, chosen
+    raise ValueError(f"no {count} conditions of which each is needed, in {TRIES} draws")
+
+
+def _needed(one: Condition, chosen: list[Condition]) -> bool:
+    """Whether a number fails this condition alone."""
+    others = [condition for condition in chosen if condition is not one]
+    return any(meets(n, others) and not one.holds(n) for n in NUMBERS)

@@ -52,5 +52,5 @@ def demonstrate(task: Task, world: World, skill: float, rng: random.Random) -> D
             return Reply("Answer: unknown" if shelf is None else f"Answer: {shelf}")
         return Reply("Next.")
 
-    messages = play_out(world, act)
-    return Demonstration(task, messages, noted.get(task.payload["item"]) == task.answer)
+    messages, last = play_out(world, act)
+    return Demonstration(task, messages, last.success)

@@ -37,5 +37,5 @@ def demonstrate(task: Task, world: World, skill: float, rng: random.Random) -> D
         failed = [c for c in conditions if not c.holds(tried[-1])]
         return attempt(failed[:1] if forgets else conditions)
 
-    messages = play_out(world, act)
-    return Demonstration(task, messages, meets(tried[-1], conditions))
+    messages, last = play_out(world, act)
+    return Demonstration(task, messages, last.success)

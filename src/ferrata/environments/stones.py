@@ -14,8 +14,8 @@ from ferrata.environments.numbers import claimed_number
 PLAYERS = ("first", "second")
 MOST = 3
 RULES = (
-    "There are {n} stones. In turn each takes 1, 2 or 3. Who takes the last one wins. Your turn.",
-    "{n} stones lie here. You and I take one, two or three by turns, and the last stone wins. Go.",
+    "Stones: {n} of {thing}. In turn each takes 1, 2 or 3. Who takes the last wins. Your turn.",
+    "A heap, {n} of {thing}. By turns you and I take one, two or three; the last one wins. Go.",
 )
 TOOK = ("I took {took}. {n} are left.", "I take {took}, that leaves {n}.")
 
@@ -32,7 +32,8 @@ class StonesWorld:
     """
 
     def __init__(self, task: Task) -> None:
-        self._left = task.payload["stones"]
+        self.left = task.payload["stones"]
+        self._thing = task.payload["thing"]
         self._form = task.payload["wording"]
         self._alone = task.payload["alone"]
         self._question = task.payload["question"]
@@ -47,26 +48,26 @@ class StonesWorld:
     def step(self, agent: str, reply: Reply) -> Step:
         claimed = None if reply.calls else claimed_number(reply.content)
         other = PLAYERS[1 - PLAYERS.index(agent)]
-        if claimed is None or claimed not in range(1, min(MOST, self._left) + 1):
+        if claimed is None or claimed not in range(1, min(MOST, self.left) + 1):
             return self._end(other, None)
         took = int(claimed)
-        if self._left % (MOST + 1):
+        if self.left % (MOST + 1):
             self._moves += 1
-            self._good += (self._left - took) % (MOST + 1) == 0
-        self._left -= took
-        if not self._left:
+            self._good += (self.left - took) % (MOST + 1) == 0
+        self.left -= took
+        if not self.left:
             return self._end(agent, str(took))
         if self._alone:
-            took = best(self._left)
-            self._left -= took
-            if not self._left:
+            took = best(self.left)
+            self.left -= took
+            if not self.left:
                 return self._end(other, None)
-            return Step({agent: self._told(TOOK[self._form].format(took=took, n=self._left))})
+            return Step({agent: self._told(TOOK[self._form].format(took=took, n=self.left))})
         if other in self._waiting:
             self._waiting.discard(other)
-            rules = RULES[self._form].format(n=self._left)
+            rules = RULES[self._form].format(n=self.left, thing=self._thing)
             return Step({other: self._told(rules, new_context=True)})
-        return Step({other: self._told(TOOK[self._form].format(took=took, n=self._left))})
+        return Step({other: self._told(TOOK[self._form].format(took=took, n=self.left))})
 
     def _told(self, text: str, new_context: bool = False) -> Observation:
         return Observation([{"role": "user", "content": text}], new_context=new_context)
