@@ -33,7 +33,8 @@ class Task:
         form: name of the surface form of the question.
         signature: what is asked, whatever the words; equal signatures are the same problem (leakage
             check).
-        payload: what the environment needs to play the task; holds `question`.
+        payload: what the environment needs to play the task; holds `question`, and `agents` where
+            others than `agent` are trained on it.
         answer: the right answer.
     """
 

@@ -73,7 +73,12 @@ class MultiAgent:
         meant = " ".join(drawn["meant"])
         listed = describing.listed(drawn["seen"])
         question = describing.SEEN[form].format(things=listed, words=describing.WORDS, meant=meant)
-        payload = {"game": "describing", "kind": f"{band + 1} things", "question": question}
+        payload = {
+            "game": "describing",
+            "kind": f"{band + 1} things",
+            "question": question,
+            "agents": [describing.DESCRIBER, describing.GUESSER],
+        }
         signature = f"{meant} of {sorted(' '.join(thing) for thing in drawn['shown'])}"
         return {**payload, **drawn}, signature, drawn["shown"].index(drawn["meant"]) + 1
 
@@ -92,6 +97,7 @@ class MultiAgent:
             "stones": left,
             "thing": thing,
             "alone": alone,
+            "agents": list(stones.PLAYERS[:1] if alone else stones.PLAYERS),
         }
         # A game passes through all smaller heaps: what can be held out are names and larger heaps.
         return payload, f"{left} {thing}", stones.best(left)

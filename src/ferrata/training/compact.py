@@ -12,6 +12,7 @@ common. This relies on `_compute_loss` and `_prepare_inputs`, private to the GRP
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 ROWS_OF_COMPLETION = (
@@ -113,6 +114,15 @@ def make_trainer_class() -> type:
 
     class CompactGRPOTrainer(GRPOTrainer):
         """TRL's trainer; same loss, same gradients, less work."""
+
+        row_weights: Sequence[float] | None = None  # of the episodes just played, if not 1
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            scored = super()._generate_and_score_completions(inputs)
+            if self.row_weights is not None:
+                advantages = scored["advantages"]
+                scored["advantages"] = advantages * advantages.new_tensor(self.row_weights)
+            return scored
 
         def _prepare_inputs(self, generation_batch: Any) -> Any:
             before = self._buffered_inputs

@@ -22,6 +22,7 @@ from ferrata.episodes.vllm import VllmPolicy
 from ferrata.training.checkpoint import CheckpointFolder, resumable
 from ferrata.training.compact import make_trainer_class
 from ferrata.training.curriculum import Curriculum, Played
+from ferrata.training.draw import Drawn, draw
 from ferrata.training.head import score_labels_only
 from ferrata.training.launch import from_main, gather, processes, rank
 from ferrata.training.models import (
@@ -175,19 +176,21 @@ class Rollout:
             trainer._metrics["train"][f"episodes/{name}"].append(value)
         for name, value in success_of_each(gather(played_success(played))).items():
             trainer._metrics["train"][f"episodes/success/{name}"].append(value)
-        return to_trl(played)
+        drawn = draw(played, seed=self._seed, step=step)
+        trainer.row_weights = [row.weight for row in drawn]
+        return to_trl(drawn)
 
 
-def to_trl(played: Sequence[Trajectory]) -> dict[str, list[Any]]:
-    """Trajectories in TRL's terms: what comes behind the prompt is the completion, `env_mask` is 1
-    on sampled tokens."""
-    contexts = [trajectory.contexts[0] for trajectory in played]
+def to_trl(drawn: Sequence[Drawn]) -> dict[str, list[Any]]:
+    """Contexts in TRL's terms: what comes behind the prompt is the completion, `env_mask` is 1 on
+    sampled tokens."""
+    contexts = [row.context for row in drawn]
     return {
         "prompt_ids": [c.ids[: c.prompt_length] for c in contexts],
         "completion_ids": [c.ids[c.prompt_length :] for c in contexts],
         "logprobs": [c.logprobs[c.prompt_length :] for c in contexts],
         "env_mask": [c.mask[c.prompt_length :] for c in contexts],
-        "returns": [trajectory.episode_return for trajectory in played],
+        "returns": [row.value for row in drawn],
     }
 
 
