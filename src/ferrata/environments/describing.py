@@ -29,17 +29,23 @@ ASKED = (
 
 
 def draw_things(count: int, names: Sequence[str], rng: random.Random) -> dict[str, Any]:
-    """Things of which each shares at least two of size, colour and name with the one meant, so that
-    one word is seldom enough."""
+    """Things among which two words tell the one that is meant apart, and one seldom does: of the
+    three that differ from it in one point there are two at most, so that one pair of its words is
+    its own."""
     size, colour = rng.choice(SIZES), rng.choice(COLOURS)
     name, other_name = rng.sample(list(names), 2)
     other_size = SIZES[1 - SIZES.index(size)]
     other_colour = rng.choice([c for c in COLOURS if c != colour])
     meant = (size, colour, name)
     near = [(other_size, colour, name), (size, other_colour, name), (size, colour, other_name)]
-    far = [(other_size, other_colour, name), (other_size, colour, other_name)]
+    far = [
+        (other_size, other_colour, name),
+        (other_size, colour, other_name),
+        (size, other_colour, other_name),
+    ]
     rng.shuffle(near)
-    others = [*near, *far][: count - 1]
+    rng.shuffle(far)
+    others = [*near[:2], *far][: count - 1]
     orders = [[list(thing) for thing in rng.sample([meant, *others], count)] for _ in range(2)]
     return {"meant": list(meant), "seen": orders[0], "shown": orders[1]}
 
@@ -83,9 +89,7 @@ class DescribingWorld:
         )
 
 
-def act(
-    payload: dict[str, Any], agent: str, said: str, hasty: bool, rng: random.Random
-) -> Reply:
+def act(payload: dict[str, Any], agent: str, said: str, hasty: bool, rng: random.Random) -> Reply:
     """A turn of the demonstrator. A hasty describer names size and colour, whatever tells the thing
     apart; a hasty guesser takes the first thing that has the first word."""
     if agent == DESCRIBER:
@@ -94,8 +98,7 @@ def act(
             return Reply(" ".join(meant[:2]))
         pairs = [(0, 1), (1, 2), (0, 2)]
         left = {
-            pair: sum(all(other[i] == meant[i] for i in pair) for other in others)
-            for pair in pairs
+            pair: sum(all(other[i] == meant[i] for i in pair) for other in others) for pair in pairs
         }
         best = min(pairs, key=lambda pair: left[pair])
         return Reply(" ".join(meant[i] for i in best))

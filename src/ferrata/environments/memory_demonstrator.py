@@ -30,7 +30,9 @@ def demonstrate(task: Task, world: World, skill: float, rng: random.Random) -> D
 
     def calls(events: Sequence[tuple[str, str, int]]) -> list[ToolCall]:
         made = []
-        said = {item: n for what, item, n in events if what != "sold" and (mixes or what != "price")}
+        said = {
+            item: n for what, item, n in events if what != "sold" and (mixes or what != "price")
+        }
         for what, item, _ in events:
             if what == "sold" and item in noted and not hoards:
                 made.append(ToolCall("delete_note", {"name": item}))

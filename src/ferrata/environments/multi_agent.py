@@ -89,7 +89,7 @@ class MultiAgent:
         alone = split in ALONE
         # Played alone, a multiple of four is lost from the start.
         left = 4 * band + rng.randint(1 if alone else 0, 3)
-        thing = rng.choice(names)
+        thing = f"{rng.choice(describing.COLOURS)} {rng.choice(names)}"
         payload = {
             "game": "stones",
             "kind": f"{4 * band} to {4 * band + 3} stones",

@@ -17,10 +17,10 @@ THINGS = {
 HEAP = {
     "game": "stones",
     "kind": "4 to 7 stones",
-    "question": "Stones: 6 of comb. In turn each takes 1, 2 or 3.",
+    "question": "Stones: 6 of red comb. In turn each takes 1, 2 or 3.",
     "wording": 0,
     "stones": 6,
-    "thing": "comb",
+    "thing": "red comb",
     "alone": True,
 }
 

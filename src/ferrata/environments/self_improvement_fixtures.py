@@ -7,9 +7,10 @@ from typing import Any
 from ferrata.environments.base import Fixture, fixture_task
 
 PAYLOAD: dict[str, Any] = {
-    "question": "Give a number of two digits. It is a multiple of 7. It ends in 8.",
+    "question": "Give a number of two digits. It is a multiple of 7. Its digits add up to more "
+    "than 9.",
     "kind": "2 conditions",
-    "conditions": [["multiple", 7, 0], ["ends", 8, 0]],
+    "conditions": [["multiple", 7, 0], ["more", 9, 0]],
     "wording": 0,
 }
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def to_dataset(
     demonstrations: Sequence[Demonstration], environment: Environment, assembler: Assembler
 ) -> Dataset:
-    """Rows of `input_ids` and `assistant_masks` (equal lengths), from the one assembler; one row per
+    """Rows of `input_ids` and `assistant_masks` (equal lengths), from the one assembler; a row per
     context."""
     from datasets import Dataset
 
