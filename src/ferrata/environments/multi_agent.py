@@ -3,7 +3,7 @@
 Two games in turn: `describing`, where two share the reward, and `stones`, where one wins what the
 other loses. Stones is trained by self-play; what measures is played alone, from positions that can
 be won, against a perfect opponent. Difficulty: things to tell apart (two to four; five in band 4),
-stones (from 4, 8 and 12; from 16). Each agent is hasty in an episode with probability 1 - skill.
+stones (5 to 7, 9 to 11, 13 to 15; 17 to 19). Each agent is hasty in an episode with probability 1 - skill.
 """
 
 from __future__ import annotations
@@ -87,12 +87,11 @@ class MultiAgent:
         split: Split, band: int, form: int, names: Sequence[str], rng: random.Random
     ) -> tuple[dict[str, Any], str, int]:
         alone = split in ALONE
-        # Played alone, a multiple of four is lost from the start.
-        left = 4 * band + rng.randint(1 if alone else 0, 3)
+        left = 4 * band + rng.randint(1, 3)  # a multiple of four is lost from the start
         thing = f"{rng.choice(describing.COLOURS)} {rng.choice(names)}"
         payload = {
             "game": "stones",
-            "kind": f"{4 * band} to {4 * band + 3} stones",
+            "kind": f"{4 * band + 1} to {4 * band + 3} stones",
             "question": stones.RULES[form].format(n=left, thing=thing),
             "stones": left,
             "thing": thing,

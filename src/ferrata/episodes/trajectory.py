@@ -85,8 +85,10 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
-        """Undiscounted sum of all reward parts, of all agents."""
-        return float(sum(sum(parts.values()) for parts in self.rewards))
+        """Undiscounted sum of the reward parts of the agent who began: what several agents share
+        would count twice, what one wins and another loses would vanish."""
+        began = self.contexts[0].agent if self.contexts else next(iter(self.returns), "")
+        return self.returns.get(began, 0.0)
 
     @property
     def tokens(self) -> int:

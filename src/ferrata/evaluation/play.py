@@ -113,11 +113,10 @@ def _as_trajectory(environment: Environment, shown: Demonstration, sample: int) 
     steps = shown.play(environment.start(shown.task))
     results = [result for step in steps for result in step.results]
     last = steps[-1]
-    return Trajectory(
+    played = Trajectory(
         shown.task,
         sample,
         messages=shown.messages,
-        rewards=[dict(parts) for step in steps for parts in step.rewards.values()],
         success=last.success,
         stop=StopReason.ENDED if last.results else StopReason.ANSWERED,
         turns=len(steps),
@@ -127,6 +126,10 @@ def _as_trajectory(environment: Environment, shown: Demonstration, sample: int) 
         answer=last.answer,
         measures={name: value for step in steps for name, value in step.measures.items()},
     )
+    for step in steps:
+        for agent, parts in step.rewards.items():
+            played.earn(agent, parts)
+    return played
 
 
 def to_frame(
