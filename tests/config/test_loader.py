@@ -227,6 +227,18 @@ def test_base_takes_exactly_the_chosen_section() -> None:
     assert "base.hub.revision: found '' (text), expected text that is not empty" in text
 
 
+def test_rounds_of_rejection() -> None:
+    for wrong, part in (
+        ("{sft: models/sft}", "'sft' is the model of another stage"),
+        ("{Own: models/sft}", "'Own': a name is of a-z"),
+        ("[own]", "rejection.rounds: found a list"),
+    ):
+        text = message(edit(r"^  rounds:.*$", f"  rounds: {wrong}"))
+        assert part in text
+    rounds = check(edit(r"^  rounds:.*$", "  rounds: {own: models/sft, again: models/own}"))
+    assert rounds.rejection.rounds == {"own": "models/sft", "again": "models/own"}
+
+
 def test_arms() -> None:
     text = message(edit(r"^  demonstrator:.*$", "  sampled: {policy: model, model: m, shots: 0}"))
     assert "arms.sampled: this name means something else" in text
@@ -241,6 +253,8 @@ def test_arms() -> None:
     assert "arms.d.splits: 'dev' is none of test, forms, ood" in text
     text = message(edit(r"^  demonstrator:.*$", line.replace("dev", "ood")))
     assert "arms.d.splits: `test` is missing among them" in text
+    line_ = "  d: {policy: demonstrator, model: data/tasks, variant: no_notes}"
+    assert "arms.d.variant: inactive" in message(edit(r"^  demonstrator:.*$", line_))
     arms = check(edit(r"^  demonstrator:.*$", line.replace("dev", "test"))).arms
     assert arms["d"].splits == ("test", "forms") and arms["rl"].splits == ("test", "forms", "ood")
     assert "arms: found no keys" in message(

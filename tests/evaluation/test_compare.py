@@ -189,6 +189,27 @@ def test_an_arm_may_leave_forms_and_ood_out() -> None:
     assert set(bands[bands["split"] == "ood"]["arm"]) == {"sft", "rl"}
 
 
+def test_an_arm_may_leave_an_environment_out_but_is_then_not_among_the_pooled() -> None:
+    def memory(right: int) -> pd.DataFrame:
+        return frame({"test": right}).assign(environment="memory")
+
+    frames = {
+        "sft": pd.concat([frame({"test": 8}), memory(5)]),
+        "rl": pd.concat([frame({"test": 18}), memory(12)]),
+        "rl_no_notes": memory(1),
+    }
+    summary = summarise(frames, **HOW)
+    assert list(summary["all"]["test"]) == ["sft", "rl", "rl_minus_sft"]
+    assert list(summary["tool_use"]["test"]) == ["sft", "rl", "rl_minus_sft"]
+    assert summary["all"]["test"]["rl"]["success"] == pytest.approx(30 / 40)
+    assert summary["memory"]["test"]["rl_no_notes"]["success"] == pytest.approx(1 / 20)
+    assert summary["memory"]["test"]["rl_minus_rl_no_notes"]["diff"] == pytest.approx(11 / 20)
+    assert set(behaviour(frames)["all"]["test"]) == {"sft", "rl"}
+    frames["rl_no_notes"] = frames["rl_no_notes"].iloc[:-1]
+    with pytest.raises(FerrataError, match="did not play the same tasks: memory"):
+        summarise(frames, **HOW)
+
+
 @pytest.mark.parametrize("spoil", [other_digest, other_tasks, fewer_tasks, no_test])
 def test_arms_of_other_tasks_are_refused(spoil: Any) -> None:
     frames = three()

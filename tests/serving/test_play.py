@@ -72,6 +72,29 @@ def test_several_lines_are_one_message_where_there_are_no_tools() -> None:
     assert "reward  answer +0.00" in played.stdout and "wrong (expected" in played.stdout
 
 
+def test_pages_that_are_turned_are_gone_and_notes_stay() -> None:
+    typed = "write_note(x, '7')\nturn\nread_notes()\nAnswer: -1\n"
+    shown = ferrata("memory", "--band", "1", typed=typed).stdout
+    page, _, later = shown.partition("--- context 2")
+    assert "A message without a call turns the page" in page and "Page 1 of 1" in page
+    assert "Page 1" not in later and "x: 7" in later and "shelf" in later
+    assert "reward  answer +0.00" in later and "wrong (expected" in later
+
+
+def test_every_agent_sees_its_own_context() -> None:
+    shown = ferrata("multi_agent", typed="\n").stdout
+    assert "Two games by turns" in shown and "which is meant" in shown
+    both = ferrata("multi_agent", typed="big red\n\nAnswer: none\n").stdout
+    assert "--- guesser: context 2" in both and '"big red"' in both
+    heap = ferrata("multi_agent", "--task", "3", typed="Answer: 9\n").stdout
+    assert "Stones:" in heap and "wrong (expected the last stone; who takes" in heap
+
+
+def test_the_checker_says_what_is_wrong_and_the_person_tries_again() -> None:
+    shown = ferrata("self_improvement", typed="Answer: 5\nAnswer: 5\nAnswer: 5\n").stdout
+    assert shown.count("Wrong.") == 2 and "or another number that fits" in shown
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ferrata.environments.base import Task
 from ferrata.episodes.trajectory import Context, Trajectory
-from ferrata.training.draw import draw
+from ferrata.training.draw import Drawn, draw
 
 
 def task(name: str, agents: list[str] | None = None) -> Task:
@@ -107,3 +110,48 @@ def test_the_estimate_is_the_gradient_of_the_expected_return() -> None:
 
     assert estimate() == pytest.approx(exact, rel=0.05)
     assert estimate(weighted=False) != pytest.approx(exact, rel=0.3)
+    # The return in its place: the others' weights come into the baseline, and do not cancel.
+    assert estimate(weigh_the_return=True) != pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_trls_trainer_weighs_the_advantages_and_not_the_returns(
+    tiny: Any, tmp_path: Path, scale: str
+) -> None:
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    from ferrata.training.compact import make_trainer_class
+    from ferrata.training.rl import episode_return, to_trl
+
+    weights: list[float] = [1.0, 3.0, 0.0, 2.0]
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        contexts = [Context("agent", [5, 6, 7 + n], [0, 1, 1], [0.0] * 3, 1) for n in range(4)]
+        rows = [Drawn(c, v, w) for c, v, w in zip(contexts, [0, 1, 0, 1.0], weights, strict=True)]
+        trainer.row_weights = [row.weight for row in rows]
+        return to_trl(rows)
+
+    trainer = make_trainer_class()(
+        model=copy.deepcopy(tiny[0]),
+        reward_funcs=[episode_return],
+        args=GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            loss_type="dr_grpo",
+            scale_rewards=scale,
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["a", "b"]}),
+        processing_class=tiny[1],
+        rollout_func=rollout,
+    )
+    scored = trainer._generate_and_score_completions([{"prompt": "a"}] * 4)
+    one = 0.5 if scale == "none" else 0.5 / np.std([0, 1, 0, 1], ddof=1)
+    expected = [-one, 3 * one, 0.0, 2 * one]
+    assert scored["advantages"].tolist() == pytest.approx(expected, rel=1e-3)
+    assert trainer._metrics["train"]["reward"] == [0.5]

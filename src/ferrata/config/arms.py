@@ -21,7 +21,8 @@ class Arm(Section):
 
     `shots` (demonstrations in the prompt) is a key of model arms only; it reads as 0 for a
     demonstrator. `splits` is for arms whose result elsewhere would say nothing: to a model that was
-    not trained, held-out forms are forms like any other.
+    not trained, held-out forms are forms like any other. `variant` is for arms that play the tasks
+    of a capability under other conditions (memory: `together`, `no_notes`), and no other tasks.
     """
 
     policy: Literal["demonstrator", "model"] = Field(description="who acts")
@@ -29,6 +30,18 @@ class Arm(Section):
     shots: int = Field(default=None, ge=0, description="demonstrations in the prompt")  # type: ignore[assignment]
 
     splits: tuple[str, ...] = Field(default=SPLITS, description="which held-out tasks it plays")
+    variant: Text | None = Field(
+        default=None, description="conditions under which a capability is played"
+    )
+
+    @field_validator("variant")
+    @classmethod
+    def _variant(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("policy") == "demonstrator":
+            raise ValueError(
+                "inactive: a demonstrator knows what it did under any conditions; remove it"
+            )
+        return value
 
     # "plain" because YAML has lists, and so that the error names the one wrong entry.
     @field_validator("splits", mode="plain")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ferrata.errors import FerrataError
 
-TRAINING_STAGES = ("base", "prepare", "sft", "rl", "evaluate")
+TRAINING_STAGES = ("base", "prepare", "sft", "rl", "rejection", "evaluate")
 # What these do is seen by people, not by the models.
 _NOT_IN_TRAINING = ("src/ferrata/tracking/", "src/ferrata/reporting/")
 # These refuse or pass on, but never alter a value, and DVC tracks the values themselves: a better

@@ -13,6 +13,7 @@ from ferrata.config.evaluate import EvaluateParams
 from ferrata.config.launch import LaunchParams
 from ferrata.config.prepare import PrepareParams
 from ferrata.config.register import RegisterParams
+from ferrata.config.rejection import RejectionParams
 from ferrata.config.report import ReportParams
 from ferrata.config.rl import RlParams
 from ferrata.config.section import Section
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type[Section]] = {
     "launch": LaunchParams,
     "sft": SftParams,
     "rl": RlParams,
+    "rejection": RejectionParams,
     "evaluate": EvaluateParams,
     "report": ReportParams,
     "register": RegisterParams,
@@ -47,6 +49,7 @@ class Params:
     launch: LaunchParams
     sft: SftParams
     rl: RlParams
+    rejection: RejectionParams
     arms: dict[str, Arm]
     evaluate: EvaluateParams
     report: ReportParams

@@ -33,8 +33,9 @@ class Task:
         form: name of the surface form of the question.
         signature: what is asked, whatever the words; equal signatures are the same problem (leakage
             check).
-        payload: what the environment needs to play the task; holds `question`, and `agents` where
-            others than `agent` are trained on it.
+        payload: what the environment needs to play the task; holds `question`; `agents` where
+            others than `agent` are trained on it; `goal` where the answer alone would not tell a
+            person what was wanted.
         answer: the right answer.
     """
 
@@ -326,7 +327,11 @@ def fixture_task(environment: str, name: str, answer: Any, payload: dict[str, An
 
 
 class Environment(Protocol):
-    """One capability. Instances hold no state of an episode and may be shared."""
+    """One capability. Instances hold no state of an episode and may be shared.
+
+    It may have an attribute `variants` beside: environments of the same name and tasks that play
+    them under other conditions, by the name that an arm's `variant` has.
+    """
 
     # Properties, so that attributes of a class and of an instance both fit.
     @property

@@ -1,7 +1,7 @@
 """A game for two that share the reward: one sees which thing is meant, the other has to find it.
 
 Both see the same things, in different orders, so that a place in the list says nothing. What the
-describer may say is cut to a few words without digits.
+describer may say is cut to two words, so that it has to choose those that tell the thing apart.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrata.environments.base import Observation, Reply, Step, Task
-from ferrata.environments.numbers import claimed_number
+from ferrata.environments.numbers import MARK, MAX_CLAIM
 
 DESCRIBER, GUESSER = "describer", "guesser"
 WORDS = 2
 SIZES = ("big", "small")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow")
 SEEN = (
-    "{things}\nSay in {words} words, without a number, which is meant: {meant}.",
-    "{things}\nYour partner must find this one: {meant}. You have {words} words, none a number.",
+    "{things}\nSay in {words} words which is meant: {meant}.",
+    "{things}\nYour partner must find this one: {meant}. You have {words} words.",
 )
 ASKED = (
-    '{things}\nThe other one says "{said}". Which number is meant?',
-    '{things}\nYou are told "{said}". Say the number of that thing.',
+    '{things}\nThe other one says "{said}". Which is meant?',
+    '{things}\nYou are told "{said}". Name that thing.',
 )
 
 
@@ -51,8 +51,8 @@ def draw_things(count: int, names: Sequence[str], rng: random.Random) -> dict[st
 
 
 def listed(things: Sequence[Sequence[str]]) -> str:
-    """Things with their numbers, one per line."""
-    return "\n".join(f"{n}: {' '.join(thing)}" for n, thing in enumerate(things, start=1))
+    """One thing per line."""
+    return "\n".join(" ".join(thing) for thing in things)
 
 
 def allowed(text: str) -> str:
@@ -61,8 +61,16 @@ def allowed(text: str) -> str:
     return " ".join(words[:WORDS])
 
 
+def claimed_thing(content: str) -> str | None:
+    """What the last line that starts with `Answer:` names, as it would stand in the list."""
+    claims = MARK.findall(content)
+    if not claims or len(claims[-1]) > MAX_CLAIM:
+        return None
+    return " ".join(claims[-1].removesuffix(".").lower().split()) or None
+
+
 class DescribingWorld:
-    """The describer speaks once, then the guesser names a number; both get 1 for the right one."""
+    """The describer speaks once, then the guesser names a thing; both get 1 for the right one."""
 
     def __init__(self, task: Task) -> None:
         self._payload = task.payload
@@ -78,14 +86,16 @@ class DescribingWorld:
             said = allowed("" if reply.calls else reply.content)
             text = ASKED[self._form].format(things=listed(self._payload["shown"]), said=said)
             message = {"role": "user", "content": text}
-            return Step({GUESSER: Observation([message], new_context=True)})
-        claimed = None if reply.calls else claimed_number(reply.content)
-        right = claimed is not None and claimed == self._answer
+            seen = Observation([message], new_context=True)
+            return Step({GUESSER: seen}, measures={"describing_found": 0.0})
+        claimed = None if reply.calls else claimed_thing(reply.content)
+        right = claimed == self._answer
         return Step(
             rewards={name: {"answer": float(right)} for name in (DESCRIBER, GUESSER)},
             done=True,
-            answer=None if claimed is None else str(claimed),
+            answer=claimed,
             success=right,
+            measures={"describing_found": float(right)},
         )
 
 
@@ -103,5 +113,5 @@ def act(payload: dict[str, Any], agent: str, said: str, hasty: bool, rng: random
         best = min(pairs, key=lambda pair: left[pair])
         return Reply(" ".join(meant[i] for i in best))
     words = said.split()[:1] if hasty else said.split()
-    fits = [n for n, t in enumerate(payload["shown"], start=1) if all(w in t for w in words)]
-    return Reply(f"Answer: {(fits or [1])[0] if hasty else rng.choice(fits or [1])}")
+    fits = [t for t in payload["shown"] if all(w in t for w in words)] or payload["shown"]
+    return Reply(f"Answer: {' '.join(fits[0] if hasty else rng.choice(fits))}")

@@ -1,9 +1,11 @@
 """Memory: pages that are seen once, a small notepad, and a question when the pages are gone.
 
 Each page is a context of its own: it says on which shelf things are, that one has moved or was
-sold, and what nobody will ask for. Notes alone last. The last context holds the question; the notes
-have to be read there. There are fewer notes than things, so that one that was sold must make room.
-Difficulty is the number of pages: one to three, and four in band 4, which is never trained on.
+sold, and what nobody will ask for. A message without a call turns the page, and nothing of it stays
+but the notes. The last context holds the question; the notes have to be read there, and a message
+without a call is then the answer. There is room for fewer notes than there are things, so that one
+that was sold must make room. Difficulty is the number of pages: one to three, and four in band 4,
+which is never trained on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import ClassVar
 
 from ferrata.environments.base import (
     Demonstration,
+    Environment,
     Fixture,
     Observation,
     Reply,
@@ -25,7 +28,7 @@ from ferrata.environments.base import (
     ToolWorld,
 )
 from ferrata.environments.memory_pages import ASK, HEAD, draw_pages
-from ferrata.environments.notepad import Notepad
+from ferrata.environments.notepad import LostNotepad, Notepad
 from ferrata.environments.numbers import claimed_number
 from ferrata.environments.splits import HELD_OUT, draw_tasks
 from ferrata.environments.tool_use_forms import ITEMS, ITEMS_HELD_OUT
@@ -35,11 +38,12 @@ class MemoryWorld(ToolWorld):
     """A message without a call turns the page; behind the last page it is the answer.
 
     Args:
-        together: all in one context, for comparison.
+        together: all in one context.
+        lost: no note is there when it is read.
     """
 
-    def __init__(self, task: Task, together: bool = False) -> None:
-        self.notepad = Notepad()
+    def __init__(self, task: Task, together: bool = False, lost: bool = False) -> None:
+        self.notepad = LostNotepad() if lost else Notepad()
         super().__init__(
             task.payload["pages"][0], self.notepad.tools(), lambda text: grade(task, text)
         )
@@ -57,14 +61,22 @@ class MemoryWorld(ToolWorld):
 
 
 class Memory:
-    """The environment; stateless, see the module's docstring. `together` as for its world."""
+    """The environment; stateless, see the module's docstring.
+
+    `together` and `lost` as for its world. The variants play the same tasks, for comparison: what
+    forgetting the pages costs, and whether the notes are what is answered from.
+    """
 
     name: ClassVar[str] = "memory"
     agents: ClassVar[tuple[str, ...]] = ("agent",)
     reward_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"answer": (0.0, 1.0)}
 
-    def __init__(self, together: bool = False) -> None:
-        self._together = together
+    def __init__(self, together: bool = False, lost: bool = False) -> None:
+        self._together, self._lost = together, lost
+
+    @property
+    def variants(self) -> Mapping[str, Environment]:
+        return {"together": Memory(together=True), "no_notes": Memory(lost=True)}
 
     def tasks(self, split: Split, n: int, seed: int) -> Iterator[Task]:
         return draw_tasks(self.name, split, n, seed, partial(self._draw, seed=seed))
@@ -98,7 +110,7 @@ class Memory:
         return Notepad().tools()
 
     def start(self, task: Task) -> MemoryWorld:
-        return MemoryWorld(task, self._together)
+        return MemoryWorld(task, self._together, self._lost)
 
     def demonstrate(self, task: Task, skill: float, rng: random.Random) -> Demonstration:
         from ferrata.environments.memory_demonstrator import demonstrate

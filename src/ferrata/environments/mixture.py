@@ -37,6 +37,23 @@ class Mixture:
             part: ends for e in self.environments.values() for part, ends in e.reward_ranges.items()
         }
 
+    def variant(self, name: str) -> Mixture:
+        """The environments that have a variant of this name, as that. Raises FerrataError if none
+        has."""
+        own = {key: getattr(e, "variants", {}) for key, e in self.environments.items()}
+        chosen = {key: variants[name] for key, variants in own.items() if name in variants}
+        if not chosen:
+            known = sorted({variant for variants in own.values() for variant in variants})
+            raise FerrataError(
+                "params.yaml: arms: variant",
+                found=repr(name),
+                expected=f"one of {', '.join(known)}"
+                if known
+                else "none: no environment of prepare.mixture has one",
+                hint="correct the arm, or give memory a weight in prepare.mixture",
+            )
+        return Mixture(chosen, {key: self._shares[key] for key in chosen})
+
     def sizes(self, n: int) -> dict[str, int]:
         """How many of `n` tasks each capability gets: its share, the remainders to the largest.
 

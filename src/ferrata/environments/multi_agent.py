@@ -1,15 +1,18 @@
 """Several agents, each with contexts of its own, all played by one policy.
 
-Two games in turn: `describing`, where two share the reward, and `stones`, where one wins what the
-other loses. Stones is trained by self-play; what measures is played alone, from positions that can
-be won, against a perfect opponent. Difficulty: things to tell apart (two to four; five in band 4),
-stones (5 to 7, 9 to 11, 13 to 15; 17 to 19). Each agent is hasty in an episode with probability 1 - skill.
+Two games by turns. In `describing` one sees which thing is meant and may say two words, the other
+has to name it; both get the reward. In `stones` two take one to three stones in turn, and
+who takes the last one wins what the other loses. Every heap that is dealt can be won by who begins.
+Stones is trained by self-play; what measures is played alone against a perfect opponent, so that
+the optimum is to win always. Difficulty: things to tell apart (two to four; five in band 4), stones
+(5 to 7, 9 to 11, 13 to 15; 17 to 19). The demonstrator's agents are hasty in an episode with
+probability 1 - skill, each on its own.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -51,6 +54,7 @@ class MultiAgent:
     def _draw(self, split: Split, band: int, index: int, rng: random.Random, seed: int) -> Task:
         form = 1 if split == "forms" else 0
         names = ITEMS_HELD_OUT if split in HELD_OUT else ITEMS
+        make: Callable[..., tuple[dict[str, Any], str, str | int]]
         make = self._heap if index // 3 % 2 else self._things
         payload, signature, answer = make(split, band, form, names, rng)
         return Task(
@@ -68,7 +72,7 @@ class MultiAgent:
     @staticmethod
     def _things(
         split: Split, band: int, form: int, names: Sequence[str], rng: random.Random
-    ) -> tuple[dict[str, Any], str, int]:
+    ) -> tuple[dict[str, Any], str, str]:
         drawn = describing.draw_things(band + 1, names, rng)
         meant = " ".join(drawn["meant"])
         listed = describing.listed(drawn["seen"])
@@ -80,7 +84,7 @@ class MultiAgent:
             "agents": [describing.DESCRIBER, describing.GUESSER],
         }
         signature = f"{meant} of {sorted(' '.join(thing) for thing in drawn['shown'])}"
-        return {**payload, **drawn}, signature, drawn["shown"].index(drawn["meant"]) + 1
+        return {**payload, **drawn}, signature, meant
 
     @staticmethod
     def _heap(
@@ -96,6 +100,7 @@ class MultiAgent:
             "stones": left,
             "thing": thing,
             "alone": alone,
+            "goal": f"the last stone; who takes {stones.best(left)} first can win",
             "agents": list(stones.PLAYERS[:1] if alone else stones.PLAYERS),
         }
         # A game passes through all smaller heaps: what can be held out are names and larger heaps.

@@ -8,7 +8,7 @@ SEEN = [["big", "red", "comb"], ["small", "red", "comb"], ["big", "blue", "comb"
 THINGS = {
     "game": "describing",
     "kind": "3 things",
-    "question": "1: big red comb\n2: small red comb\n3: big blue comb\nmeant: big red comb",
+    "question": "big red comb\nsmall red comb\nbig blue comb\nmeant: big red comb",
     "wording": 0,
     "meant": SEEN[0],
     "seen": SEEN,
@@ -27,20 +27,25 @@ HEAP = {
 
 def fixtures() -> list[Fixture]:
     """A description and a guess; moves against the perfect opponent, who answers 6 - 2 = 4."""
-    things = fixture_task("multi_agent", "things", 2, THINGS)
+    things = fixture_task("multi_agent", "things", "big red comb", THINGS)
     heap = fixture_task("multi_agent", "heap", 2, HEAP)
     call = (ToolCall("take", {"n": 2}),)
     rows = [
-        ("right", things, (), ("big red",), "Answer: 2", 1),
-        ("right behind silence", things, (), ("",), "Answer: 2", 1),
-        ("right behind a correction", things, (), ("big red",), "Answer: 1\nAnswer: 2", 1),
-        ("another thing", things, (), ("big red",), "Answer: 1", 0),
-        ("the describer's number", things, (), ("Answer: 2",), "", 0),
-        ("several guesses", things, (), ("big red",), "Answer: 1, 2, 3", 0),
-        ("no mark", things, (), ("big red",), "2", 0),
-        ("the thing's words", things, (), ("big red",), "Answer: big red comb", 0),
-        ("a call for a guess", things, call, (), "Answer: 1", 0),
-        ("very long", things, (), ("big " * 50_000,), "2 " * 50_000, 0),
+        ("right", things, (), ("big red",), "Answer: big red comb", 1),
+        ("right with a full stop", things, (), ("big red",), "Answer:  Big red comb.", 1),
+        ("right behind silence", things, (), ("",), "Answer: big red comb", 1),
+        ("corrected", things, (), ("big red",), "Answer: comb\nAnswer: big red comb", 1),
+        ("another thing", things, (), ("big red",), "Answer: big blue comb", 0),
+        ("the describer's answer", things, (), ("Answer: big red comb",), "", 0),
+        ("several", things, (), ("big red",), "Answer: big red comb, big blue comb", 0),
+        ("all at once", things, (), ("red",), "Answer: big small red blue comb", 0),
+        ("no mark", things, (), ("big red",), "big red comb", 0),
+        ("only what was said", things, (), ("big red",), "Answer: big red", 0),
+        ("other order", things, (), ("big red",), "Answer: comb, red, big", 0),
+        ("a place in the list", things, (), ("big red",), "Answer: 2", 0),
+        ("quoted", things, (), ("big red",), 'The other one says "Answer: big red comb"', 0),
+        ("a call for a guess", things, call, (), "Answer: big blue comb", 0),
+        ("very long", things, (), ("big " * 50_000,), "Answer: " + "big red comb " * 9_000, 0),
         ("the best moves", heap, (), ("Answer: 2",), "Answer: 3", 1),
         ("worked out", heap, (), ("6 - 2 = 4\nAnswer: 2",), "Answer: 3", 1),
         ("too many", heap, (), (), "Answer: 4", 0),

@@ -39,3 +39,11 @@ class Notepad:
     def read_notes(self) -> str:
         """all notes"""
         return "; ".join(f"{name}: {text}" for name, text in self.notes.items()) or "no notes"
+
+
+class LostNotepad(Notepad):
+    """The same tools and answers, but what was written is gone when it is read."""
+
+    def read_notes(self) -> str:
+        """all notes"""
+        return "no notes"

@@ -54,7 +54,8 @@ class CheckedWorld(ToolWorld):
             whole = int(claimed) if claimed == claimed.to_integral_value() else -1
             self._tried.append((str(claimed), meets(whole, self._conditions)))
             if len(self._tried) < ATTEMPTS:
-                return Step({agent: Observation([self._feedback(whole)])})
+                seen = {agent: Observation([self._feedback(whole)])}
+                return Step(seen, measures=self._measures())
         answer, right = self._tried[-1] if self._tried else (None, False)
         return Step(
             rewards={agent: {"answer": float(right)}},
@@ -74,10 +75,10 @@ class CheckedWorld(ToolWorld):
 
     def _measures(self) -> dict[str, float]:
         """right_at_first; recovered: right at the second attempt, where the first was wrong;
-        harmed: wrong in the end, where an attempt was right."""
-        right = [ok for _, ok in self._tried]
-        measures = {"right_at_first": float(bool(right) and right[0])}
-        if not (right and right[0]):
+        harmed: wrong in the end, where an attempt was right. As things stand, after each turn."""
+        right = [ok for _, ok in self._tried] or [False]
+        measures = {"right_at_first": float(right[0])}
+        if not right[0]:
             measures["recovered"] = float(len(right) > 1 and right[1])
         if any(right):
             measures["harmed"] = float(not right[-1])
@@ -111,8 +112,9 @@ class SelfImprovement:
                 "kind": f"{len(conditions)} conditions",
                 "conditions": [[c.kind, c.a, c.b] for c in conditions],
                 "wording": form,
+                "goal": f"{number}, or another number that fits",
             },
-            answer=number,  # or any other that meets the conditions
+            answer=number,
         )
 
     def tools(self, task: Task) -> Sequence[Tool]:

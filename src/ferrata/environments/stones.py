@@ -62,31 +62,41 @@ class StonesWorld:
             self.left -= took
             if not self.left:
                 return self._end(other, None)
-            return Step({agent: self._told(TOOK[self._form].format(took=took, n=self.left))})
+            return self._on(agent, TOOK[self._form].format(took=took, n=self.left))
         if other in self._waiting:
             self._waiting.discard(other)
             rules = RULES[self._form].format(n=self.left, thing=self._thing)
-            return Step({other: self._told(rules, new_context=True)})
-        return Step({other: self._told(TOOK[self._form].format(took=took, n=self.left))})
+            return self._on(other, rules, new_context=True)
+        return self._on(other, TOOK[self._form].format(took=took, n=self.left))
 
-    def _told(self, text: str, new_context: bool = False) -> Observation:
-        return Observation([{"role": "user", "content": text}], new_context=new_context)
+    def _on(self, agent: str, text: str, new_context: bool = False) -> Step:
+        seen = Observation([{"role": "user", "content": text}], new_context=new_context)
+        return Step({agent: seen}, measures=self._measures(won=False))
 
     def _end(self, winner: str, answer: str | None) -> Step:
-        """perfect_moves: share of the moves from winning positions that kept the win, of both."""
-        measures = {"perfect_moves": self._good / self._moves} if self._moves else {}
         return Step(
             rewards={player: {"win": float(player == winner)} for player in PLAYERS},
             done=True,
             answer=answer,
             success=winner == PLAYERS[0],
-            measures=measures,
+            measures=self._measures(winner == PLAYERS[0]),
         )
+
+    def _measures(self, won: bool) -> dict[str, float]:
+        """stones_short_of_optimum: of who begins, who can always win; stones_perfect_moves: share
+        of the moves from winning positions that kept the win, of whoever made them."""
+        measures = {"stones_short_of_optimum": float(not won)}
+        if self._moves:
+            measures["stones_perfect_moves"] = self._good / self._moves
+        return measures
 
 
 def act(stones: int, hasty: bool, rng: random.Random) -> Reply:
-    """A move of the demonstrator; a hasty one takes as many as it may until it sees the end."""
+    """A move of the demonstrator, worked out from what it wants to leave; a hasty one takes as many
+    as it may until it sees the end."""
+    if hasty and stones > MOST:
+        return Reply(f"{stones} - {MOST} = {stones - MOST}\nAnswer: {MOST}")
     if stones % (MOST + 1) == 0:
         return Reply(f"Answer: {rng.randint(1, MOST)}")
-    took = MOST if hasty and stones > MOST else best(stones)
-    return Reply(f"{stones} - {took} = {stones - took}\nAnswer: {took}")
+    took = best(stones)
+    return Reply(f"{stones} - {stones - took} = {took}\nAnswer: {took}")

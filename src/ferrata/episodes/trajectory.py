@@ -113,7 +113,7 @@ class Trajectory:
             "tokens": self.tokens,
             "measures": json.dumps(self.measures),
             "question": self.task.payload.get("question", ""),
-            "expected": str(self.task.answer),
+            "expected": str(self.task.payload.get("goal", self.task.answer)),
             "answer": self.answer,
             "messages": json.dumps(self.messages, ensure_ascii=False),
             "contexts": [

@@ -26,7 +26,14 @@ from ferrata.evaluation.statistics import (
 
 ALL = "all"  # every environment's tasks as one, among the keys of environments
 MODES = ("greedy", "sampled")
-DIFFERENCES = (("rl", "sft"), ("rl", "demonstrator"))
+DIFFERENCES = (
+    ("rl", "sft"),
+    ("rl", "demonstrator"),
+    ("rejection", "sft"),
+    ("rl", "rejection"),
+    ("rl", "rl_together"),
+    ("rl", "rl_no_notes"),
+)
 COUNTS = ("calls", "invalid_calls", "turns", "tokens")
 COLUMNS = (
     *("environment", "split", "mode", "task_id", "task_set", "band", "sample", "success", "stop"),
@@ -44,12 +51,12 @@ def summarise(frames: Frames, *, resamples: int, confidence: float, seed: int) -
 
     - `<environment>.<split>.<arm>.{success,low,high}`: greedy success over all tasks;
     - `<environment>.<split>.<first>_minus_<second>.{diff,low,high,p_value}`: greedy, paired over
-      the same tasks, for rl minus sft and rl minus demonstrator where both arms are there;
+      the same tasks, for the pairs of DIFFERENCES where both arms are there;
     - `<environment>.<split>.sampled.<arm>.{success,low,high}`: mean@k over the sampled tasks.
 
     Splits that no arm played are left out, and so is an arm where it did not play or was not
-    sampled. Where there are
-    several environments, `all` is one more, which has the tasks of all.
+    sampled. Where there are several environments, `all` is one more, which has the tasks of all,
+    and of the arms those that play all: one may leave environments out, but no task of the others.
 
     Args:
         frames: episodes per arm, see the module.
@@ -159,8 +166,7 @@ def behaviour(frames: Frames) -> dict[str, Any]:
     check(frames)
     result: dict[str, Any] = {}
     for environment, split in _cells(frames, pooled=True):
-        played = {arm: _rows(frame, environment, split, "greedy") for arm, frame in frames.items()}
-        episodes = {arm: rows for arm, rows in played.items() if not rows.empty}
+        episodes = _played(frames, environment, split, "greedy")
         reasons = sorted({str(stop) for rows in episodes.values() for stop in rows["stop"]})
         for arm, rows in episodes.items():
             cell: dict[str, Any] = {count: float(rows[count].mean()) for count in COUNTS}
@@ -287,8 +293,11 @@ def _check_same_tasks(frames: Frames, environment: str, split: str, mode: str) -
     reference: tuple[str, str, set[str]] | None = None
     for arm, frame in frames.items():
         rows = _rows(frame, environment, split, mode)
-        if rows.empty and (mode == "sampled" or split != "test"):
-            continue  # an arm need not be sampled, nor play forms and ood; who does, the same tasks
+        elsewhere = environment not in set(frame["environment"])
+        if rows.empty and (mode == "sampled" or split != "test" or elsewhere):
+            # An arm need not be sampled, nor play forms and ood, nor each environment; but who does
+            # plays the same tasks.
+            continue
         digests = sorted({str(digest) for digest in rows["task_set"]})
         ids = {str(task) for task in rows["task_id"]}
         what = f"arms did not play the same tasks: {environment}, {split}, {mode}"
@@ -342,13 +351,20 @@ def _successes(
 ) -> dict[str, NDArray[np.float64]]:
     """Per arm that has episodes here, shape (T, K), tasks sorted by id: row t pairs across arms."""
     result: dict[str, NDArray[np.float64]] = {}
-    for arm, frame in frames.items():
-        rows = _rows(frame, environment, split, mode)
-        if not rows.empty:
-            ordered = rows.sort_values(["task_id", "sample"])
-            tasks = ordered["task_id"].nunique()
-            result[arm] = ordered["success"].to_numpy(np.float64).reshape(tasks, -1)
+    for arm, rows in _played(frames, environment, split, mode).items():
+        ordered = rows.sort_values(["task_id", "sample"])
+        tasks = ordered["task_id"].nunique()
+        result[arm] = ordered["success"].to_numpy(np.float64).reshape(tasks, -1)
     return result
+
+
+def _played(frames: Frames, environment: str, split: str, mode: str) -> dict[str, pd.DataFrame]:
+    """The episodes here of each arm that has any; among those of all environments, of each arm that
+    left none out."""
+    found = {arm: _rows(frame, environment, split, mode) for arm, frame in frames.items()}
+    covers = {arm: rows["environment"].nunique() for arm, rows in found.items()}
+    most = max(covers.values())
+    return {arm: rows for arm, rows in found.items() if 0 < covers[arm] == most}
 
 
 def _scalars(estimate: Estimate) -> dict[str, float]:

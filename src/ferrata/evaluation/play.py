@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ferrata.data.store import task_set_digest
 from ferrata.environments import get_mixture
 from ferrata.environments.base import Demonstration, Environment, Message, Task
+from ferrata.environments.mixture import Mixture
 from ferrata.episodes.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ def model_rows(
     arm: str,
 ) -> list[Played]:
     """Play with a model folder, behind as many `examples` of each capability as the arm has shots.
-    Episodes depend on the seed, the task and the sample alone."""
+    Episodes depend on the seed, the task and the sample alone.
+
+    Raises:
+        FerrataError: no environment has the arm's variant.
+    """
     from tqdm import tqdm
 
     from ferrata.chat import Assembler
@@ -66,10 +71,14 @@ def model_rows(
     from ferrata.training.models import load_model, load_tokenizer
 
     chosen = params.evaluate
+    environment = get_mixture(params.prepare.weights)
+    if (variant := params.arms[arm].variant) is not None:
+        environment = environment.variant(variant)
+        splits = {split: _of(environment, tasks) for split, tasks in splits.items()}
+        examples = _of(environment, examples)
     assembler = Assembler(load_tokenizer(folder), params.chat.system)
     model = load_model(folder, resolve_dtype(chosen.precision))
     policy = TransformersPolicy(model, assembler.close_id, chosen.batch_size)
-    environment = get_mixture(params.prepare.weights)
     engine = Engine(
         environment,
         assembler,
@@ -90,6 +99,10 @@ def model_rows(
             )
             played += [(mode, episode) for episode in episodes]
     return played
+
+
+def _of(environment: Mixture, tasks: Sequence[Task]) -> list[Task]:
+    return [task for task in tasks if task.environment in environment.environments]
 
 
 def demonstrator_rows(

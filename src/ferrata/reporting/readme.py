@@ -27,6 +27,7 @@ from ferrata.reporting.summary import (
 )
 
 TRAJECTORIES = "metrics/trajectories.md"
+BEHAVIOUR = "metrics/behaviour.json"
 BENCHMARKS = "benchmarks/results"
 FULL = "experiments/full"
 MEASURED = ("stages", "episodes", "sft", "memory", "kill")
@@ -48,10 +49,12 @@ def update(root: Path, check: bool = False) -> bool:
     """
     old = _read(root / "README.md", "README.md", "add it, with its markers")
     trajectories = _read(root / TRAJECTORIES, TRAJECTORIES, "`dvc repro` makes it")
-    new = _replace(old, "results", results(read_summary(root)))
+    new = _replace(old, "results", results(read_summary(root), _behaviour(root)))
     new = _replace(new, "trajectories", trajectories)
     if "<!-- full:" in old:
-        new = _replace(new, "full", results(read_summary(root / FULL), f"{FULL}/{SUMMARY}"))
+        full = root / FULL
+        text = results(read_summary(full), _behaviour(full), f"{FULL}/{SUMMARY}")
+        new = _replace(new, "full", text)
     if "<!-- benchmarks:" in old:
         measured = {}
         for name in MEASURED:
@@ -75,8 +78,9 @@ def update(root: Path, check: bool = False) -> bool:
     return True
 
 
-def results(summary: Mapping[str, Any], source: str = SUMMARY) -> str:
-    """Markdown of a summary: success per arm, differences, and the sentences they support."""
+def results(summary: Mapping[str, Any], acts: Mapping[str, Any], source: str = SUMMARY) -> str:
+    """Markdown of a summary: success per arm, differences, and the sentences they support; and what
+    environments measured beside, from `metrics/behaviour.json`."""
     parts = [f"*Generated from `{source}`; a change by hand is found by the checks.*"]
     for environment, cells in environments(summary).items():
         level = f"{100 * summary['confidence']:.4g}%"
@@ -103,6 +107,18 @@ def results(summary: Mapping[str, Any], source: str = SUMMARY) -> str:
             parts.append("Differences on the same tasks, greedy against greedy, paired:")
             parts.append(_table(["difference", *SPLITS], rows))
             parts.append("\n".join(sentences))
+        measured = {
+            arm: cell["measures"]
+            for arm, cell in acts.get(environment, {}).get("test", {}).items()
+            if "measures" in cell
+        }
+        if names := sorted({name for values in measured.values() for name in values}):
+            rows = [
+                [f"`{arm}`", *(f"{v[n]:.2f}" if n in v else "-" for n in names)]
+                for arm, v in measured.items()
+            ]
+            parts.append("Measured beside, means over the greedy test episodes that have it:")
+            parts.append(_table(["arm", *(name.replace("_", " ") for name in names)], rows))
     return "\n\n".join(parts)
 
 
@@ -173,6 +189,12 @@ def benchmarks(
 def _spread(spread: Mapping[str, float], digits: int) -> str:
     low, high = (f"{spread[end]:.{digits}f}" for end in ("low", "high"))
     return f"{spread['median']:.{digits}f} ({low}-{high})"
+
+
+def _behaviour(root: Path) -> dict[str, Any]:
+    path = root / BEHAVIOUR
+    acts: dict[str, Any] = json.loads(_read(path, BEHAVIOUR, "`dvc repro` makes it"))
+    return acts
 
 
 def _p(value: float) -> str:

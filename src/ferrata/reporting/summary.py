@@ -242,10 +242,16 @@ def _episode(arm: str, row: pd.Series[Any]) -> str:
         for number, message in enumerate(messages)
         if message["role"] == "user" and str(row["question"]) in str(message.get("content"))
     ]
-    start = asked[-1] + 1 if asked else 0
-    shots = sum(message["role"] == "user" for message in messages[: start - 1]) if asked else 0
+    start = asked[-1] + 1 if asked and not messages[asked[-1]].get("context") else 0
+    shots = sum(message["role"] == "user" for message in messages[: start - 1]) if start else 0
     lines = [f"(worked examples before the question: {shots})"] if shots else []
+    context = 0
     for message in messages[start:]:
+        if message.get("context", 0) != context:
+            context = message.get("context", 0)
+            whose = message.get("agent", "agent")
+            of = "" if whose == "agent" else f" of the {whose}"
+            lines.append(f"{'':<10} --- context {context + 1}{of} ---")
         lines += _message(message)
     return f"{head}\n\n{_fenced(chr(10).join(lines) or '(nothing)')}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import random
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from ferrata.environments.base import (
     SPLITS,
     Environment,
     Message,
+    Observation,
     Reply,
     Task,
     Tool,
@@ -55,17 +57,25 @@ def run(
     params = load()
     environment = get_environment(capability)
     task = find_task(environment, split, number, band, params.seed)
-    console.print(f"{environment.name}, {task.id}, band {task.band}", style="dim")
+    console.print(about(environment), style="dim", soft_wrap=True)
+    console.print(f"\n{task.id}, band {task.band}", style="dim")
     if arm is not None:
         return _watch_model(console, params, environment, task, arm)
+    screen = Screen(console)
     if policy != "you":
         skill = 1.0 if policy == "expert" else params.prepare.skill
         shown = environment.demonstrate(task, skill, random.Random(f"{params.seed}/{task.id}/0"))
         for message in shown.messages:
-            show(console, message)
+            screen.show(message)
         _verdict(console, task, shown.success)
         return 0
-    return _play(console, environment, task, params.episodes.max_turns)
+    console.print(f"Told before every task: {params.chat.system}", style="dim")
+    return _play(screen, environment, task, params.episodes.max_turns)
+
+
+def about(environment: Environment) -> str:
+    """What a capability is, in the words of its file."""
+    return inspect.getdoc(inspect.getmodule(type(environment))) or environment.name
 
 
 def find_task(
@@ -86,12 +96,30 @@ def find_task(
     return tasks[number]
 
 
-def show(console: Console, message: Message) -> None:
-    """One message in its colour."""
-    console.print(Text(render([message]), style=COLOURS.get(message["role"], "")), soft_wrap=True)
+class Screen:
+    """Messages in their colours, with a line where another context begins or goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._context = 0
+
+    def show(self, message: Message) -> None:
+        """One message."""
+        context, agent = message.get("context", 0), message.get("agent")
+        if context != self._context:
+            whose = f"{agent}: " if agent not in (None, "agent") else ""
+            self.console.print(
+                f"--- {whose}context {context + 1}; of the others nothing is in sight ---",
+                style="magenta",
+            )
+        self._context = context
+        plain = {key: message[key] for key in message if key not in ("context", "agent")}
+        style = COLOURS.get(message["role"], "")
+        self.console.print(Text(render([plain]), style=style), soft_wrap=True)
 
 
-def _play(console: Console, environment: Environment, task: Task, max_turns: int) -> int:
+def _play(screen: Screen, environment: Environment, task: Task, max_turns: int) -> int:
+    console = screen.console
     tools = list(environment.tools(task))
     if tools:
         console.print("Tools, as name(value) or name(key=value):")
@@ -100,11 +128,17 @@ def _play(console: Console, environment: Environment, task: Task, max_turns: int
     else:
         console.print("There are no tools. You may write several lines; an empty one sends them.")
     world: World = environment.start(task)
-    (agent, observation), *_ = world.reset().items()
-    for message in observation.messages:
-        show(console, message)
-    total = 0.0
+    observations: Mapping[str, Observation] = world.reset()
+    ((first, _),) = observations.items()
+    contexts: dict[str, int] = {}
+    total, opened = 0.0, 0
     for _ in range(max_turns):
+        ((agent, seen),) = observations.items()
+        if seen.new_context or agent not in contexts:
+            contexts[agent] = opened
+            opened += 1
+        for message in seen.messages:
+            screen.show({**message, "context": contexts[agent], "agent": agent})
         text = _ask(console, several=not tools)
         if not text:
             console.print("left", style="dim")
@@ -115,14 +149,12 @@ def _play(console: Console, environment: Environment, task: Task, max_turns: int
             console.print(f"     error  {error}", style="red")
             continue
         step = world.step(agent, reply)
-        for parts in step.rewards.values():
-            total += _reward(console, parts)
+        total += _reward(console, step.rewards.get(first, {}))
         if step.done:
             console.print(f"    return  {total:+.2f}", style="magenta")
             _verdict(console, task, step.success)
             return 0
-        for message in step.observations[agent].messages:
-            show(console, message)
+        observations = step.observations
     console.print(f"out of turns (episodes.max_turns is {max_turns})", style="red")
     return 0
 
@@ -178,7 +210,8 @@ def _reward(console: Console, parts: Mapping[str, float]) -> float:
 
 def _verdict(console: Console, task: Task, success: bool) -> None:
     optimum = task.payload.get("optimum")
-    expected = f"the shortest plan has {optimum} steps" if optimum else f"expected {task.answer}"
+    wanted = task.payload.get("goal", task.answer)
+    expected = f"the shortest plan has {optimum} steps" if optimum else f"expected {wanted}"
     console.print(
         f"{'right' if success else 'wrong'} ({expected})", style="green" if success else "red"
     )
@@ -189,6 +222,7 @@ def _watch_model(
 ) -> int:
     from ferrata.serving.ask import check_arm, load_arm, play_one
 
+    screen = Screen(console)
     model, tokenizer = load_arm(params_folder() / check_arm(arm, params), params)
     played = play_one(
         model,
@@ -196,7 +230,7 @@ def _watch_model(
         params,
         task,
         environment=environment,
-        observer=lambda _, message: show(console, message),
+        observer=lambda _, message: screen.show(message),
     )
     for parts in played.rewards:
         _reward(console, parts)

@@ -2,18 +2,20 @@
 
 TRL trains on one token sequence per episode; an episode of several contexts has several. One is
 drawn. First the agent: once for all episodes of a group, so that what is compared are returns of
-the same agent. Then one of that agent's K contexts. The gradient of the agent's expected return is
-a sum over its contexts, of which the drawn one is on average the K-th part, and agents are drawn
-from R: the *advantage* is multiplied by R K. (The return must not be: K depends on the episode, and
-the group's mean would then compare lengths.) With a loss that divides by nothing that the draw
-decides (`dr_grpo`, `scale_rewards: none`) the estimate is then unbiased up to the group's own
-baseline (tested). The default, `dapo`, divides by the tokens of the drawn contexts of the whole
-step: a bias towards steps whose drawn contexts are short, the same for all episodes of a step.
+the same agent. Then one of that agent's K contexts, each as likely as the others; the number behind
+it is the group's too, since contexts of the same place begin alike and are cheaper together. The
+gradient of the agent's expected return is a sum over its contexts, of which the drawn one is on
+average the K-th part, and agents are drawn from R: the *advantage* is multiplied by R K. (Were it
+the return, the weights of the others would come into the baseline, and not cancel: K depends on the
+episode.) With a loss that divides by nothing that the draw decides (`dr_grpo`, `scale_rewards:
+none`) the estimate is then unbiased up to the group's own baseline (tested). The default, `dapo`,
+divides by the tokens of the drawn contexts of the whole step: a bias towards steps whose drawn
+contexts are short, the same for all episodes of a step.
 """
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,10 +45,15 @@ def draw(played: Sequence[Trajectory], *, seed: int, step: int) -> list[Drawn]:
 
 def _draw(trajectory: Trajectory, key: str) -> Drawn:
     agents = trajectory.task.payload.get("agents", (AGENT,))
-    agent = agents[zlib.crc32(f"agent/{key}".encode()) % len(agents)]
+    agent = agents[_place(f"agent/{key}", len(agents))]
     own = [context for context in trajectory.contexts if context.agent == agent]
     value = trajectory.returns.get(agent, 0.0)
     if not own:
         return Drawn(trajectory.contexts[0], value, 0.0)
-    chosen = zlib.crc32(f"context/{key}/{trajectory.sample}".encode()) % len(own)
-    return Drawn(own[chosen], value, float(len(agents) * len(own)))
+    chosen = own[_place(f"context/{key}", len(own))]
+    return Drawn(chosen, value, float(len(agents) * len(own)))
+
+
+def _place(key: str, n: int) -> int:
+    """A number from 0 to n - 1, each as likely for a key drawn at random."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) * n >> 64

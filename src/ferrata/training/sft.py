@@ -116,13 +116,14 @@ def train_sft(
     tokenizer = load_tokenizer(base)
     model = load_model(base, torch.float32)
     best = Best(folder.path)
-    steps = math.ceil(params.epochs * math.ceil(len(train) / params.batch_size))
+    rows = to_dataset(train, environment, assembler)
+    steps = math.ceil(params.epochs * math.ceil(len(rows) / params.batch_size))
     trainer = resumable(scheduled(SFTTrainer))(
         model=model,
         args=sft_config(
             params, seed=seed, max_length=max_length, scratch=folder.scratch, steps=steps
         ),
-        train_dataset=to_dataset(train, environment, assembler),
+        train_dataset=rows,
         eval_dataset=to_dataset(
             validation[: params.validation_demonstrations], environment, assembler
         ),
