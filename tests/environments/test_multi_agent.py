@@ -67,10 +67,11 @@ def test_the_perfect_opponent_punishes_every_mistake() -> None:
     assert right[-1].success
     assert right[-1].measures == {"stones_short_of_optimum": 0.0, "stones_perfect_moves": 1.0}
     assert "3 are left" in play(heap, ["Answer: 3"])[0].observations["first"].messages[0]["content"]
-    wrong = play(heap, ["Answer: 1", "Answer: 2"])  # 7 6, it leaves 4
-    assert not wrong[-1].done
+    (wrong,) = play(heap, ["Answer: 1"])  # 7 6, and it leaves 4
+    assert "4 are left" in wrong.observations["first"].messages[0]["content"]
     for last in ("Answer: 1", "Answer: 2", "Answer: 3"):
-        assert not play(heap, ["Answer: 1", "Answer: 2", last])[-1].success
+        lost = play(heap, ["Answer: 1", last])[-1]
+        assert lost.done and not lost.success
 
 
 def test_the_guesser_sees_two_words_and_another_order() -> None:

@@ -191,7 +191,8 @@ def test_an_arm_may_leave_forms_and_ood_out() -> None:
 
 def test_an_arm_may_leave_an_environment_out_but_is_then_not_among_the_pooled() -> None:
     def memory(right: int) -> pd.DataFrame:
-        return frame({"test": right}).assign(environment="memory")
+        rows = frame({"test": right})
+        return rows.assign(environment="memory", task_id="memory-" + rows["task_id"])
 
     frames = {
         "sft": pd.concat([frame({"test": 8}), memory(5)]),

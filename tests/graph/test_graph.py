@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # not resolved: a venv's python is a link
 DVC = BIN / "dvc"
 ARMS = ("demonstrator", "base", "base_fewshot", "sft", "rl")
-CAPABILITIES = ("all", "tool_use", "reasoning", "planning")  # of the tiny profile
+CAPABILITIES = (
+    *("all", "tool_use", "reasoning", "planning", "memory", "self_improvement"),
+    "multi_agent",
+)  # of the tiny profile
 STAGES = (
     *("base", "prepare", "sft", "rl"),
     *(f"evaluate@{arm}" for arm in ARMS),
@@ -266,9 +269,13 @@ def test_tiny_profile_measures_every_arm(first: TinyRun) -> None:
     }
     steps = [row["step"] for row in validated]
     assert measured == {(name, step, True) for name in CAPABILITIES[1:] for step in steps}
-    cells = [f"{e}.{s}" for e in CAPABILITIES for s in ("test", "forms", "ood")]
-    for cell in cells:
+    arms = read_yaml(first.folder / "params.yaml")["arms"]
+    cells = [(f"{e}.{s}", s) for e in CAPABILITIES for s in ("test", "forms", "ood")]
+    for cell, split in cells:
         for arm in ARMS:
+            if split not in arms[arm].get("splits", [split]):
+                assert f"{cell}.{arm}.success" not in summary
+                continue
             for group in (cell, f"{cell}.sampled"):
                 low, value, high = (
                     summary[f"{group}.{arm}.{end}"] for end in ("low", "success", "high")
@@ -307,6 +314,63 @@ def test_nothing_changed_nothing_runs(first: TinyRun) -> None:
     print(f"dvc repro with nothing changed: {time.monotonic() - start:.1f} s")
     assert stages_run(output) == []
     assert "Data and pipelines are up to date" in output, output
+
+
+EASY = '''"""Any message is right: a model that has learnt nothing has successes, too."""
+
+from ferrata.environments.base import Demonstration, Fixture, Task, ToolWorld
+from ferrata.environments.splits import draw_tasks
+
+
+class Easy:
+    name, agents, reward_ranges = "easy", ("agent",), {"answer": (0.0, 1.0)}
+
+    def tasks(self, split, n, seed):
+        return draw_tasks(self.name, split, n, seed, self.draw)
+
+    def draw(self, split, band, index, rng):
+        text = f"{split} {index}"
+        return Task(text, self.name, split, band, "", 0, text, {"question": text}, "")
+
+    def tools(self, task):
+        return ()
+
+    def start(self, task):
+        return ToolWorld(task.payload["question"], (), lambda text: ({"answer": 1.0}, text))
+
+    def demonstrate(self, task, skill, rng):
+        said = [{"role": "user", "content": task.payload["question"]}]
+        return Demonstration(task, [*said, {"role": "assistant", "content": "Yes."}], True)
+
+    def fixtures(self):
+        return [Fixture("any", Task("x", "easy", "sft", 1, "", 0, "", {"question": ""}, ""), "", 1)]
+'''
+
+
+@pytest.mark.slow
+def test_a_round_of_rejection_trains_on_own_successes(first: TinyRun, tmp_path: Path) -> None:
+    folder = tmp_path / "easy"
+    run("git", "clone", "--quiet", "--no-hardlinks", ROOT, folder, cwd=tmp_path)
+    run(sys.executable, "-m", "ferrata.cli", "profile", "tiny", cwd=folder, PYTHONPATH="src")
+    (folder / "capabilities" / "easy.py").write_text(EASY)
+    path = folder / "params.yaml"
+    text, mixtures = re.subn(
+        r"mixture: \{.*\}", "mixture: {capabilities.easy:Easy: 1.0}", path.read_text()
+    )
+    text, rounds = re.subn(r"rounds: \{\}", "rounds: {own: models/sft}", text)
+    text, tasks = re.subn(r"tasks: 240", "tasks: 12", text)
+    assert (mixtures, rounds, tasks) == (1, 1, 1)
+    path.write_text(text)
+    output = run(DVC, "repro", "rejection@own", cwd=folder)
+    assert stages_run(output)[-1] == "rejection@own"
+    made = json.loads((folder / "metrics" / "own.json").read_text())
+    assert made["episodes"] == 12 * 4 and made["steps"] >= 1
+    counts = ("kept", "failures", "repeated", "rewritten", "crowded")
+    assert sum(made[name] for name in counts) == made["episodes"]
+    rows = (folder / "data" / "own" / "train.jsonl").read_text().splitlines()
+    assert len(rows) == made["kept"] > 0
+    assert (folder / "models" / "own" / "model.safetensors").is_file()
+    assert "didn't change, skipping" in run(DVC, "repro", "rejection@own", cwd=folder)
 
 
 @pytest.mark.slow

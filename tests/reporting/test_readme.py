@@ -32,6 +32,7 @@ After.
 def root(tmp_path: Path, summary: dict[str, Any], frames: dict[str, pd.DataFrame]) -> Path:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "metrics" / "behaviour.json").write_text("{}")
     (tmp_path / "metrics" / "trajectories.md").write_text(trajectories_text(frames))
     (tmp_path / "README.md").write_text(README)
     return tmp_path
@@ -98,7 +99,18 @@ def test_a_missing_file_is_named(root: Path, name: str) -> None:
 
 
 def test_results(summary: dict[str, Any]) -> None:
-    text = results(summary)
+    acts = {
+        "tool_use": {
+            "test": {
+                "sft": {"calls": 1.0, "measures": {"recovered": 0.25}},
+                "rl": {"calls": 1.0, "measures": {"recovered": 0.5, "harmed_at_all": 0.125}},
+                "base": {"calls": 0.0},
+            }
+        }
+    }
+    text = results(summary, acts)
+    table = ["| arm | harmed at all | recovered |", "| --- | ---: | ---: |"]
+    assert "\n".join([*table, "| `sft` | - | 0.25 |", "| `rl` | 0.12 | 0.50 |"]) in text
     assert "| arm | test | forms | ood | test, sampled |\n| --- | ---: |" in text
     assert "| `rl` | 0.90 [0.77, 0.96] | 0.90 [0.77, 0.96] |" in text
     assert "its 95% interval over tasks" in text
@@ -106,7 +118,8 @@ def test_results(summary: dict[str, Any]) -> None:
     assert "p < 0.0001" in text
     assert "- RL improves on SFT on the test tasks: the interval excludes 0." in text
     summary["tool_use"]["ood"]["rl_minus_sft"] |= {"diff": 0.01, "low": -0.1, "high": 0.1}
-    text = results(summary)
+    text = results(summary, {})
+    assert "Measured beside" not in text
     assert "RL improves on SFT on the harder, out-of-distribution tasks" not in text
     assert "out-of-distribution tasks: the interval includes 0." in text
 
@@ -121,6 +134,7 @@ def test_the_full_study_is_quoted_where_readme_has_a_place_for_it(
     (root / "experiments" / "full" / "metrics").mkdir(parents=True)
     summary["tool_use"]["test"]["rl"]["success"] = 0.4321
     (root / "experiments" / "full" / "metrics" / "summary.json").write_text(json.dumps(summary))
+    (root / "experiments" / "full" / "metrics" / "behaviour.json").write_text("{}")
     assert update(root) is True
     before, _, after = path.read_text().partition("<!-- full:begin -->")
     assert "| `rl` | 0.43 [" in after and "| `rl` | 0.43 [" not in before

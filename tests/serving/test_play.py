@@ -84,6 +84,7 @@ def test_pages_that_are_turned_are_gone_and_notes_stay() -> None:
 def test_every_agent_sees_its_own_context() -> None:
     shown = ferrata("multi_agent", typed="\n").stdout
     assert "Two games by turns" in shown and "which is meant" in shown
+    assert "--- describer: context 1 ---" in shown
     both = ferrata("multi_agent", typed="big red\n\nAnswer: none\n").stdout
     assert "--- guesser: context 2" in both and '"big red"' in both
     heap = ferrata("multi_agent", "--task", "3", typed="Answer: 9\n").stdout

@@ -150,8 +150,7 @@ def test_trls_trainer_weighs_the_advantages_and_not_the_returns(
         processing_class=tiny[1],
         rollout_func=rollout,
     )
-    scored = trainer._generate_and_score_completions([{"prompt": "a"}] * 4)
+    scored = trainer._generate_and_score_completions([{"prompt": "a"} for _ in range(4)])
     one = 0.5 if scale == "none" else 0.5 / np.std([0, 1, 0, 1], ddof=1)
     expected = [-one, 3 * one, 0.0, 2 * one]
     assert scored["advantages"].tolist() == pytest.approx(expected, rel=1e-3)
-    assert trainer._metrics["train"]["reward"] == [0.5]

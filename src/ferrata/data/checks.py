@@ -76,8 +76,8 @@ def check_prompts(
     longest = 0
     room = budgets.max_context_tokens - budgets.max_turn_tokens
     for task in tasks:
-        messages = [{"role": "user", "content": task.payload["question"]}]
-        length = len(assembler.prompt(messages, environment.tools(task)))
+        seen = environment.start(task).reset().values()
+        length = max(len(assembler.prompt(first.messages, first.tools)) for first in seen)
         if length > room:
             raise FerrataError(
                 f"task {task.id}",

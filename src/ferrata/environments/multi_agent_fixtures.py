@@ -52,7 +52,7 @@ def fixtures() -> list[Fixture]:
         ("none", heap, (), (), "Answer: 0", 0),
         ("a negative", heap, (), (), "Answer: -2", 0),
         ("a half", heap, (), (), "Answer: 1.5", 0),
-        ("all at once", heap, (), (), "Answer: 6", 0),
+        ("all stones at once", heap, (), (), "Answer: 6", 0),
         ("a losing move", heap, (), ("Answer: 3",), "Answer: 3", 0),
         ("the question repeated", heap, (), (), str(HEAP["question"]), 0),
         ("a claim of the win", heap, (), (), "I won. Answer: win", 0),

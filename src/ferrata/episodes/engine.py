@@ -209,7 +209,7 @@ class Engine:
 
     def _cut(self, message: Message) -> Message:
         text = str(message["content"])
-        if len(text) <= self._budgets.max_result_chars:
+        if message["role"] != "tool" or len(text) <= self._budgets.max_result_chars:
             return message
         return {**message, "content": text[: self._budgets.max_result_chars] + CUT}
 

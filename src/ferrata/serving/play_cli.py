@@ -101,17 +101,15 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._context = 0
+        self._context = -1
 
     def show(self, message: Message) -> None:
         """One message."""
         context, agent = message.get("context", 0), message.get("agent")
-        if context != self._context:
-            whose = f"{agent}: " if agent not in (None, "agent") else ""
-            self.console.print(
-                f"--- {whose}context {context + 1}; of the others nothing is in sight ---",
-                style="magenta",
-            )
+        whose = f"{agent}: " if agent not in (None, "agent") else ""
+        if context != self._context and (context or whose or self._context > 0):
+            alone = "; of the others nothing is in sight" if self._context >= 0 else ""
+            self.console.print(f"--- {whose}context {context + 1}{alone} ---", style="magenta")
         self._context = context
         plain = {key: message[key] for key in message if key not in ("context", "agent")}
         style = COLOURS.get(message["role"], "")
