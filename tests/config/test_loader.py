@@ -49,7 +49,7 @@ def test_committed_file_is_valid_and_typed() -> None:
     assert isinstance(p.rl.learning_rate, float)
     assert p.base.wheel is not None
     assert p.base.scratch is None
-    assert p.arms["base_fewshot"].shots == 2
+    assert p.arms["base_fewshot"].shots == 1
     assert p.arms["demonstrator"].shots == 0
     assert next(iter(p.arms)) == "demonstrator"
     assert p.as_dict()["base"]["wheel"]["requirement"] == p.base.wheel.requirement
