@@ -329,7 +329,7 @@ class Easy:
         return draw_tasks(self.name, split, n, seed, self.draw)
 
     def draw(self, split, band, index, rng):
-        text = f"{split} {index}"
+        text = f"{split} {index} {rng.random()}"
         return Task(text, self.name, split, band, "", 0, text, {"question": text}, "")
 
     def tools(self, task):

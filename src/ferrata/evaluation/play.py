@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrata.data.store import task_set_digest
 from ferrata.environments import get_mixture
 from ferrata.environments.base import Demonstration, Environment, Message, Task
-from ferrata.environments.mixture import Mixture
 from ferrata.episodes.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -24,13 +24,18 @@ Played = tuple[str, Trajectory]  # mode (greedy or sampled), episode
 
 
 def schedule(
-    splits: Mapping[str, Sequence[Task]], params: EvaluateParams
+    splits: Mapping[str, Sequence[Task]], params: EvaluateParams, capabilities: Container[str]
 ) -> Iterator[tuple[str, list[Task], list[int]]]:
     """What is played: (mode, tasks, which sample of its task each is), every task greedily and some
-    of each split sampled."""
-    whole = [task for tasks in splits.values() for task in tasks]
+    of each split sampled.
+
+    An arm that plays fewer `capabilities` has those tasks of the others' that it can play, sampled
+    ones too: the two are compared task by task.
+    """
+    whole = [task for task in chain(*splits.values()) if task.environment in capabilities]
     yield "greedy", whole, [0] * len(whole)
-    some = [task for tasks in splits.values() for task in tasks[: params.sampled_tasks]]
+    first = chain(*(tasks[: params.sampled_tasks] for tasks in splits.values()))
+    some = [task for task in first if task.environment in capabilities]
     numbers = [k for _ in some for k in range(params.samples)]
     yield "sampled", [task for task in some for _ in range(params.samples)], numbers
 
@@ -74,8 +79,7 @@ def model_rows(
     environment = get_mixture(params.prepare.weights)
     if (variant := params.arms[arm].variant) is not None:
         environment = environment.variant(variant)
-        splits = {split: _of(environment, tasks) for split, tasks in splits.items()}
-        examples = _of(environment, examples)
+        examples = [task for task in examples if task.environment in environment.environments]
     assembler = Assembler(load_tokenizer(folder), params.chat.system)
     model = load_model(folder, resolve_dtype(chosen.precision))
     policy = TransformersPolicy(model, assembler.close_id, chosen.batch_size)
@@ -87,7 +91,7 @@ def model_rows(
         shots=few_shot(environment, examples, params.arms[arm].shots),
     )
     played: list[Played] = []
-    work = list(schedule(splits, chosen))
+    work = list(schedule(splits, chosen, environment.environments))
     with tqdm(total=sum(len(tasks) for _, tasks, _ in work), desc=arm, unit="episode") as bar:
         for mode, tasks, samples in work:
             episodes = engine.play(
@@ -101,10 +105,6 @@ def model_rows(
     return played
 
 
-def _of(environment: Mixture, tasks: Sequence[Task]) -> list[Task]:
-    return [task for task in tasks if task.environment in environment.environments]
-
-
 def demonstrator_rows(
     folder: Path, splits: Mapping[str, Sequence[Task]], params: Params
 ) -> list[Played]:
@@ -113,7 +113,7 @@ def demonstrator_rows(
     about = json.loads((folder / "demonstrator.json").read_text(encoding="utf-8"))
     environment = get_mixture(params.prepare.weights)
     played = []
-    for mode, tasks, samples in schedule(splits, params.evaluate):
+    for mode, tasks, samples in schedule(splits, params.evaluate, environment.environments):
         for task, sample in zip(tasks, samples, strict=True):
             rng = random.Random(f"{params.seed}/{task.id}/{mode}/{sample}")
             shown = environment.demonstrate(task, about["skill"], rng)
