@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,28 @@ def test_results(summary: dict[str, Any]) -> None:
     assert "Measured beside" not in text
     assert "RL improves on SFT on the harder, out-of-distribution tasks" not in text
     assert "out-of-distribution tasks: the interval includes 0." in text
+
+
+def test_of_several_capabilities_the_pool_comes_first_and_each_is_a_line_and_folded(
+    summary: dict[str, Any],
+) -> None:
+    cells = summary.pop("tool_use")
+    memory = copy.deepcopy(cells)
+    memory["test"]["rl_no_notes"] = memory["test"]["sft"] | {"success": 0.0}
+    memory["test"]["rl_minus_sft"] |= {"diff": -0.01, "low": -0.1, "high": 0.1}
+    text = results(summary | {"all": cells, "memory": memory, "tool_use": cells}, {})
+    pooled, _, rest = text.partition("Each capability, greedy success on its test tasks")
+    assert pooled.count("**all**") == 1 and "<details>" not in pooled
+    assert "not corrected for looking at 2:" in rest
+    head, *lines = [line for line in rest.splitlines() if line.startswith("|")][:4]
+    assert head.endswith("| `rl_no_notes` | rl minus sft |")
+    assert lines[1].startswith("| memory |") and lines[1].endswith("| 0.00 | -0.01 [-0.10, 0.10] |")
+    assert lines[2].startswith("| tool_use |") and "| - | +0.60 [" in lines[2]
+    for name in ("memory", "tool_use"):
+        # A blank line behind the summary: without it GitHub shows the tables as they are written.
+        assert f"<details>\n<summary>{name}</summary>\n\n**{name}**: greedy" in rest
+    assert rest.count("</details>") == 2
+    assert "<details>" not in results(summary | {"all": cells}, {})
 
 
 def test_the_full_study_is_quoted_where_readme_has_a_place_for_it(

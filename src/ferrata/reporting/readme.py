@@ -15,6 +15,7 @@ from typing import Any
 
 from ferrata.config.arms import SPLITS
 from ferrata.errors import FerrataError
+from ferrata.evaluation.compare import ALL
 from ferrata.reporting.summary import (
     SUMMARY,
     arms,
@@ -80,46 +81,78 @@ def update(root: Path, check: bool = False) -> bool:
 
 def results(summary: Mapping[str, Any], acts: Mapping[str, Any], source: str = SUMMARY) -> str:
     """Markdown of a summary: success per arm, differences, and the sentences they support; and what
-    environments measured beside, from `metrics/behaviour.json`."""
+    environments measured beside, from `metrics/behaviour.json`. Where there are several
+    capabilities, all of them together come first, then each in a line, then each folded away."""
+    found = environments(summary)
+    level = f"{100 * summary['confidence']:.4g}%"
     parts = [f"*Generated from `{source}`; a change by hand is found by the checks.*"]
-    for environment, cells in environments(summary).items():
-        level = f"{100 * summary['confidence']:.4g}%"
-        parts.append(
-            f"**{environment}**: greedy success with its {level} interval over tasks; "
-            "the last column samples instead."
-        )
-        rows = []
-        for arm in arms(cells):
-            entries = [cells.get(split, {}).get(arm) for split in SPLITS]
-            entries.append(cells.get("test", {}).get("sampled", {}).get(arm))
-            rows.append([f"`{arm}`", *(success(entry) for entry in entries)])
-        parts.append(_table(["arm", *SPLITS, "test, sampled"], rows))
-        rows, sentences = [], []
-        for key in differences(cells):
-            row = [key.replace("_", " ")]
-            for split in SPLITS:
-                entry = cells.get(split, {}).get(key)
-                row.append(f"{difference(entry)}, {_p(entry['p_value'])}" if entry else "-")
-                if entry:
-                    sentences.append(f"- {claim(key, split, entry)}")
-            rows.append(row)
-        if rows:
-            parts.append("Differences on the same tasks, greedy against greedy, paired:")
-            parts.append(_table(["difference", *SPLITS], rows))
-            parts.append("\n".join(sentences))
-        measured = {
-            arm: cell["measures"]
-            for arm, cell in acts.get(environment, {}).get("test", {}).items()
-            if "measures" in cell
-        }
-        if names := sorted({name for values in measured.values() for name in values}):
-            rows = [
-                [f"`{arm}`", *(f"{v[n]:.2f}" if n in v else "-" for n in names)]
-                for arm, v in measured.items()
-            ]
-            parts.append("Measured beside, means over the greedy test episodes that have it:")
-            parts.append(_table(["arm", *(name.replace("_", " ") for name in names)], rows))
+    if ALL not in found or len(found) == 1:
+        for name, cells in found.items():
+            parts += _environment(name, cells, acts.get(name, {}), level)
+        return "\n\n".join(parts)
+    parts += _environment(ALL, found.pop(ALL), acts.get(ALL, {}), level)
+    parts += _overview(found, level)
+    for name, cells in found.items():
+        inner = _environment(name, cells, acts.get(name, {}), level)
+        parts += [f"<details>\n<summary>{name}</summary>", *inner, "</details>"]
     return "\n\n".join(parts)
+
+
+def _overview(found: Mapping[str, Mapping[str, Any]], level: str) -> list[str]:
+    """A line per capability: greedy success of each arm on the test tasks, and RL minus SFT."""
+    names = list(dict.fromkeys(name for cells in found.values() for name in arms(cells)))
+    rows = []
+    for capability, cells in found.items():
+        test = cells.get("test", {})
+        values = [f"{test[arm]['success']:.2f}" if arm in test else "-" for arm in names]
+        gain = test.get("rl_minus_sft")
+        rows.append([capability, *values, difference(gain) if gain else "-"])
+    lead = (
+        f"Each capability, greedy success on its test tasks; the difference is paired, with its "
+        f"{level} interval, not corrected for looking at {len(found)}:"
+    )
+    head = ["capability", *(f"`{name}`" for name in names), "rl minus sft"]
+    return [lead, _table(head, rows)]
+
+
+def _environment(
+    name: str, cells: Mapping[str, Any], acts: Mapping[str, Any], level: str
+) -> list[str]:
+    """The tables and sentences of one environment."""
+    parts = [
+        f"**{name}**: greedy success with its {level} interval over tasks; "
+        "the last column samples instead."
+    ]
+    rows = []
+    for arm in arms(cells):
+        entries = [cells.get(split, {}).get(arm) for split in SPLITS]
+        entries.append(cells.get("test", {}).get("sampled", {}).get(arm))
+        rows.append([f"`{arm}`", *(success(entry) for entry in entries)])
+    parts.append(_table(["arm", *SPLITS, "test, sampled"], rows))
+    rows, sentences = [], []
+    for key in differences(cells):
+        row = [key.replace("_", " ")]
+        for split in SPLITS:
+            entry = cells.get(split, {}).get(key)
+            row.append(f"{difference(entry)}, {_p(entry['p_value'])}" if entry else "-")
+            if entry:
+                sentences.append(f"- {claim(key, split, entry)}")
+        rows.append(row)
+    if rows:
+        parts.append("Differences on the same tasks, greedy against greedy, paired:")
+        parts.append(_table(["difference", *SPLITS], rows))
+        parts.append("\n".join(sentences))
+    measured = {
+        arm: cell["measures"] for arm, cell in acts.get("test", {}).items() if "measures" in cell
+    }
+    if names := sorted({measure for values in measured.values() for measure in values}):
+        rows = [
+            [f"`{arm}`", *(f"{v[n]:.2f}" if n in v else "-" for n in names)]
+            for arm, v in measured.items()
+        ]
+        parts.append("Measured beside, means over the greedy test episodes that have it:")
+        parts.append(_table(["arm", *(measure.replace("_", " ") for measure in names)], rows))
+    return parts
 
 
 def benchmarks(
