@@ -10,19 +10,11 @@ import pytest
 
 from ferrata.evaluation.compare import rounded, summarise
 
-SYSTEM = {"role": "system", "content": "Use tools when needed. Tools: lookup(item, column)"}
-
 
 def episode(arm: str, split: str, task: int, right: bool, mode: str, sample: int) -> dict[str, Any]:
     question = f"What do {task + 2} apples cost?"
     call = {"name": "lookup", "arguments": {"item": "apple", "column": "price"}}
-    shots = [
-        {"role": "user", "content": "What does a pear cost?"},
-        {"role": "assistant", "content": "Answer: 4"},
-    ]
     messages = [
-        SYSTEM,
-        *(shots if arm == "base_fewshot" else []),
         {"role": "user", "content": question},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "3"},

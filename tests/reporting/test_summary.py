@@ -111,10 +111,23 @@ def test_trajectories_show_one_task_for_every_arm(frames: dict[str, pd.DataFrame
         "assistant  Answer: 42\n"
         "```\n"
     )
-    shots = text[text.index("**base_fewshot**") : text.index("**sft**")]
-    assert "(worked examples before the question: 1)" in shots
-    assert "pear" not in text
-    assert "Use tools when needed" not in text
+
+
+def test_pages_before_the_question_are_part_of_what_is_shown(
+    frames: dict[str, pd.DataFrame],
+) -> None:
+    said = [
+        {"role": "user", "content": "Page 1 of 1."},
+        {"role": "assistant", "content": "Next."},
+        {"role": "user", "content": "What do 14 apples cost?"},
+        {"role": "assistant", "content": "Answer: 42"},
+    ]
+    here = frames["rl"]["task_id"] == "test-012"
+    frames["rl"].loc[here, "messages"] = json.dumps(said)
+    assert trajectories_text(frames).endswith(
+        "```text\nuser       Page 1 of 1.\nassistant  Next.\n"
+        "user       What do 14 apples cost?\nassistant  Answer: 42\n```\n"
+    )
 
 
 def test_what_a_model_writes_cannot_break_the_page(frames: dict[str, pd.DataFrame]) -> None:

@@ -235,18 +235,12 @@ def _episode(arm: str, row: pd.Series[Any]) -> str:
         f"invalid calls {row['invalid_calls']}, stop: {row['stop']}"
     ).replace("\n", " ")
     messages = json.loads(row["messages"])
-    # What stands before the question (the system message, worked examples) is the same in every
-    # episode of an arm and long; what the model did is below the question.
-    asked = [
-        number
-        for number, message in enumerate(messages)
-        if message["role"] == "user" and str(row["question"]) in str(message.get("content"))
-    ]
-    start = asked[-1] + 1 if asked and not messages[asked[-1]].get("context") else 0
-    shots = sum(message["role"] == "user" for message in messages[: start - 1]) if start else 0
-    lines = [f"(worked examples before the question: {shots})"] if shots else []
+    # The question stands above all arms; pages that come before it are part of the episode.
+    opening = messages[0] if messages else {}
+    asked = opening.get("role") == "user" and str(row["question"]) in str(opening.get("content"))
+    lines: list[str] = []
     context = 0
-    for message in messages[start:]:
+    for message in messages[int(asked) :]:
         if message.get("context", 0) != context:
             context = message.get("context", 0)
             whose = message.get("agent", "agent")
