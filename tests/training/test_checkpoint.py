@@ -84,6 +84,8 @@ def run_rl(
         "micro_batch_size": 4,
         "learning_rate": 1e-2,
         "warmup_steps": 0,
+        "temperature": 1.0,  # cooler, a random model says the same in every episode and learns nothing
+        "scale_rewards": "group",
         "eval_every": 2,
         "checkpoint_every": 2,
         "precision": "float32",
