@@ -84,7 +84,7 @@ def run_rl(
         "micro_batch_size": 4,
         "learning_rate": 1e-2,
         "warmup_steps": 0,
-        "temperature": 1.0,  # cooler, a random model says the same in every episode and learns nothing
+        "temperature": 1.0,  # cooler, a random model repeats itself and there is no gradient
         "scale_rewards": "group",
         "eval_every": 2,
         "checkpoint_every": 2,
