@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ferrata.chat import Assembler
-from ferrata.config.loader import load
+from ferrata.config.episodes import EpisodesParams
 from ferrata.config.rl import RlParams
 from ferrata.config.sft import SftParams
 from ferrata.environments.base import Task, ToolWorld, World
@@ -27,7 +27,6 @@ from ferrata.training.models import load_tokenizer, save_model
 from ferrata.training.rl import train_rl
 from ferrata.training.sft import train_sft
 
-ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "Use tools."
 
 
@@ -77,29 +76,48 @@ def run_rl(
     start: Path, target: Path, folder: CheckpointFolder, *callbacks: Any, **changed: Any
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Six steps of two tasks, of which there are five: the run goes over the end of an epoch."""
-    few = {
-        "steps": 6,
-        "tasks_per_step": 2,
-        "group_size": 2,
-        "micro_batch_size": 4,
-        "learning_rate": 1e-2,
-        "warmup_steps": 0,
-        "temperature": 1.0,  # cooler, a random model repeats itself and there is no gradient
-        "scale_rewards": "group",
-        "eval_every": 2,
-        "checkpoint_every": 2,
-        "precision": "float32",
-    }
-    params = load(ROOT)
-    budgets = {"max_turns": 2, "max_turn_tokens": 8, "max_context_tokens": 1024}
+    params = RlParams(
+        tuning="full",
+        generation="transformers",
+        steps=6,
+        tasks_per_step=2,
+        group_size=4,
+        micro_batch_size=4,
+        learning_rate=1e-2,
+        warmup_steps=0,
+        lr_scheduler="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        temperature=1.0,  # cooler, a random model repeats itself and there is no gradient
+        loss_type="dapo",
+        scale_rewards="group",
+        epsilon=0.2,
+        epsilon_high=0.2,
+        beta=0.0,
+        curriculum=None,
+        updates_per_batch=1,
+        eval_every=2,
+        checkpoint_every=2,
+        precision="float32",
+    )
+    budgets = EpisodesParams(
+        max_turns=2,
+        max_turn_tokens=8,
+        max_context_tokens=1024,
+        max_invalid_calls=2,
+        invalid_call_cost=0.1,
+        call_cost=0.0,
+        token_cost=0.0,
+        max_result_chars=200,
+    )
     return train_rl(
         start,
         target,
         PayForBreadth(),
         draw("train", 5),
         draw("validation", 2),
-        RlParams(**{**params.rl.model_dump(), **few, **changed}),
-        params.episodes.model_copy(update=budgets),
+        RlParams(**{**params.model_dump(), **changed}),
+        budgets,
         system=SYSTEM,
         seed=5,
         folder=folder,
@@ -111,15 +129,20 @@ def run_sft(
     start: Path, target: Path, folder: CheckpointFolder, *callbacks: Any
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Six steps: two epochs of ten demonstrations, four a step."""
-    few = {
-        "epochs": 2.0,
-        "batch_size": 4,
-        "micro_batch_size": 2,
-        "learning_rate": 1e-2,
-        "eval_every": 2,
-        "checkpoint_every": 2,
-        "precision": "float32",
-    }
+    params = SftParams(
+        tuning="full",
+        epochs=2.0,
+        batch_size=4,
+        micro_batch_size=2,
+        learning_rate=1e-2,
+        warmup_ratio=0.1,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        eval_every=2,
+        checkpoint_every=2,
+        validation_demonstrations=4,
+        precision="float32",
+    )
     world = ToolUse()
     shown = [world.demonstrate(t, 0.5, random.Random(i)) for i, t in enumerate(draw("sft", 14))]
     return train_sft(
@@ -129,7 +152,7 @@ def run_sft(
         Assembler(load_tokenizer(start), SYSTEM),
         shown[:10],
         shown[10:],
-        SftParams(**{**load(ROOT).sft.model_dump(), **few}),
+        params,
         seed=5,
         max_length=1024,
         folder=folder,
